@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import fx, nn
@@ -14,12 +15,14 @@ from torch import fx, nn
 from blockflow.core.engines import OWN_WEIGHTS, WEIGHTS
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.inplace import exported_may_keep, exported_may_write
+from blockflow.engine.archive import refuse_code
 from blockflow.engine.copies import RunCopies
 from blockflow.engine.lean import forget, lean, writer
 from blockflow.engine.mixed import fit, widened
-from blockflow.engine.program import UnknownProgram, read_program, refuse_pickles
+from blockflow.engine.program import read_program
 from blockflow.engine.replay import compiled, graphed
 from blockflow.engine.sharing import share
+from blockflow.engine.targets import UnknownProgram
 from blockflow.engine.torch_engine import Forward, Into, TorchEngine
 
 _LOG = logging.getLogger("blockflow.engine")
@@ -34,8 +37,8 @@ class ExportedEngine(TorchEngine):
     """The default engine.
 
     Artifacts are read as data (:mod:`blockflow.engine.program`). What that reader does not know
-    goes to ``torch.export.load``, with everything refused that it would unpickle; it still
-    evaluates shape expressions, so it is for artifacts that one trusts.
+    goes to ``torch.export.load``, with everything refused before that it would unpickle, import or
+    evaluate and that an export does not hold (:mod:`blockflow.engine.archive`).
     """
 
     _pure = False
@@ -48,12 +51,15 @@ class ExportedEngine(TorchEngine):
                 with suppress(UnknownProgram):
                     return lean(read_program(f))
                 f.seek(0)
-            refuse_pickles(f)
-            f.seek(0)
-            # Not before: importing it, and what its first call imports, takes seconds.
-            from torch import export
+            return self._load_by_torch(f)
 
-            program = export.load(f)
+    def _load_by_torch(self, file: BinaryIO) -> nn.Module:
+        refuse_code(file)
+        file.seek(0)
+        # Not before: importing it, and what its first call imports, takes seconds.
+        from torch import export
+
+        program = export.load(file)
         if self.options.device != "cpu":
             from torch.export.passes import move_to_device_pass
 

@@ -9,6 +9,7 @@ digest was checked.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.model import BlockInfo
+from blockflow.core.onnxfile import refuse_external
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
 
@@ -146,6 +148,21 @@ class NativeEngine(Engine):
             where=self.block.name,
             hint=f"make the file anew: blockflow convert {self.block.reference} --to {what}",
         )
+
+
+def refuse_external_data(path: Path) -> None:
+    """Check a file that an ONNX framework is to open: nothing of it may lie in another file, which
+    the framework would read and no digest covers.
+
+    Raises:
+        ExternalData, NotOnnx: it shall not.
+    """
+    with (
+        path.open("rb") as f,
+        mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+    ):
+        refuse_external(view)
 
 
 def reason(e: Exception) -> str:

@@ -14,7 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from blockflow.engine.frameworks import onnxruntime
-from blockflow.engine.native import LAST_OPERATOR, VIEWS, Compute, NativeEngine
+from blockflow.engine.native import (
+    LAST_OPERATOR,
+    VIEWS,
+    Compute,
+    NativeEngine,
+    refuse_external_data,
+)
 
 ort: Any = onnxruntime()
 
@@ -42,6 +48,7 @@ class OnnxRuntimeEngine(NativeEngine):
     _binding: Any = None
 
     def _open(self, path: Path, threads: int) -> Compute:
+        refuse_external_data(path)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

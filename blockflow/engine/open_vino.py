@@ -1,13 +1,14 @@
 """OpenVinoEngine: variants ``onnx`` and ``onnx-int8`` by OpenVINO, on the CPU.
 
-Input and output tensors are laid over the slots' memory. The computation runs in the calling
-thread; of the threads that OpenVINO starts beside it, only ``threads - 1`` compute.
+Input tensors are laid over the slots' memory, and output tensors where their dims are fixed. The
+computation runs in the calling thread; of the threads that OpenVINO starts beside it, only
+``threads - 1`` compute.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import FLOAT_DTYPES, ROWS, BlockInfo, integer_range
 from blockflow.engine.frameworks import openvino, openvino_core, openvino_lacks
 from blockflow.engine.integers import INTEGERS, NONE_HELD
-from blockflow.engine.native import VIEWS, Compute, NativeEngine
+from blockflow.engine.native import VIEWS, Compute, NativeEngine, refuse_external_data
 from blockflow.engine.registry import precision_lacking
 
 ov: Any = openvino()
@@ -38,27 +39,37 @@ _INT32 = torch.iinfo(torch.int32)
 class OpenVinoEngine(NativeEngine):
     """One compiled model and one infer request; one more of each for every fixed number of rows.
 
-    A model with dynamic rows is computed in memory of OpenVINO's own and copied out at the end
-    (2026.4.1, the CPU plugin's ``PullOutputData``); one that is compiled for given rows writes to
-    the place that it is given.
+    A model with dynamic rows is computed in memory of OpenVINO's own, and its result copied out
+    once its dims are known to be the contract's; one that is compiled for given rows writes to the
+    place that it is given.
     """
 
     _request: Any = None
+    _fixed: Mapping[int, Any] = {}
 
     def _open(self, path: Path, threads: int) -> Compute:
+        refuse_external_data(path)
         core = openvino_core()
         if openvino_lacks(self.options.precision):
             raise precision_lacking(self.block, self.options.precision)
         config = self._config(threads)
-        over = Overlays().over
+        over, plain = Overlays(_over).over, Overlays(_array).over
+        promised = _over(torch.empty(1, dtype=self._dtype)).element_type
 
         def runs(model: Any, rows: int | None = None) -> tuple[Any, ...]:
             if rows is not None:
                 model.reshape(self.block.contract.input.resolve({ROWS: rows}))
             compiled = core.compile_model(model, "CPU", config)
             request = compiled.create_infer_request()
-            copies = compiled.output(0).partial_shape.is_dynamic or _is_view(model)
-            return request, request.set_input_tensor, request.set_output_tensor, int(copies)
+            made = compiled.output(0)
+            if made.element_type != promised:
+                raise self._mismatch(f"it gives {made.element_type.to_string()}, not {self._dtype}")
+            if made.partial_shape.is_dynamic:
+                return request, request.set_input_tensor, None, 1
+            if rows is not None:
+                self._refuse_dims(rows, tuple(made.partial_shape.to_shape()))
+            copies = int(_is_view(model))
+            return request, request.set_input_tensor, request.set_output_tensor, copies
 
         model = core.read_model(str(path))
         held = _integers(model, self.block)
@@ -68,6 +79,7 @@ class OpenVinoEngine(NativeEngine):
             for rows in self.options.extra.get(FIXED_ROWS, ())
         }
         self._request = any_rows[0]
+        self._fixed = {rows: run[0] for rows, run in fixed.items()}
 
         def compute(x: Tensor, out: Tensor) -> int:
             if x.dtype is torch.float64 and bool((x.abs() > _FLOAT32.max).any()):
@@ -79,14 +91,23 @@ class OpenVinoEngine(NativeEngine):
                 )
             request, set_input, set_output, copies = fixed.get(len(x), any_rows)
             set_input(over(x))
-            set_output(over(out))
+            if set_output is not None:
+                set_output(over(out))
             # or it would copy the result into an array of its own
-            request.infer(share_outputs=True)
+            results = request.infer(share_outputs=True)
+            if set_output is None:
+                _take(results.to_tuple()[0], plain(out))
             if _is_cut_off(out):
                 raise OverflowError("OpenVINO computes in 32 bits, which a result exceeds")
             return int(copies)
 
         return compute
+
+    def _refuse_dims(self, rows: int, made: tuple[int, ...]) -> None:
+        contract = self.block.contract
+        dims = contract.output_dims({ROWS: rows})
+        if made != dims:
+            raise self._mismatch(f"dims are {list(made)}, the contract says {list(dims)}")
 
     def warm_up(self, rows: int = 1) -> None:
         """Of every model: what a run needs is made in its first one."""
@@ -116,8 +137,17 @@ class OpenVinoEngine(NativeEngine):
         return tuple(request.get_output_tensor().shape)
 
     def close(self) -> None:
-        self._request = None
+        self._request, self._fixed = None, {}
         super().close()
+
+
+def _take(made: Any, into: Any) -> None:
+    """Copy a result out of OpenVINO's memory, if its dims are those of the slot. Given the slot,
+    OpenVINO would write fewer rows there, or none, and say nothing: what lay there before would be
+    sent."""
+    if made.shape != into.shape:
+        raise ValueError(f"the result's dims are {list(made.shape)}, not {list(into.shape)}")
+    into[...] = made
 
 
 def _exceeds(x: Tensor, low: int, high: int) -> bool:
@@ -162,31 +192,37 @@ def _is_view(model: Any) -> bool:
 
 
 class Overlays:
-    """OpenVINO tensors over given memory; the same few slots come again and again.
+    """OpenVINO tensors, or arrays, over given memory; the same few slots come again and again.
 
     They hold the address, not the memory: a request keeps its last tensors, and a slot's mapping
     must not live on in it. Each is used only while its caller holds the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        self._make = make
         self._known: dict[tuple[int, torch.dtype, torch.Size], Any] = {}
 
     def over(self, x: Tensor) -> Any:
-        """A tensor over ``x``, which is contiguous."""
+        """What lies over ``x``, which is contiguous."""
         key = (x.data_ptr(), x.dtype, x.shape)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _OVERLAYS_KEPT:
                 self._known.clear()
-            found = self._known[key] = _over(x)
+            found = self._known[key] = self._make(x)
         return found
 
 
 def _over(x: Tensor) -> Any:
+    array = _array(x)
+    if x.dtype is torch.bfloat16:
+        return ov.Tensor(array.view(np.int16), ov.Shape(list(x.shape)), ov.Type.bf16)
+    return ov.Tensor(array, shared_memory=True)
+
+
+def _array(x: Tensor) -> Any:
     # Any: numpy's stub does not know the buffer protocol before Python 3.12
     memory: Any = (ctypes.c_char * (x.numel() * x.element_size())).from_address(x.data_ptr())
-    if x.dtype is torch.bfloat16:  # numpy has no such type
-        patterns = np.frombuffer(memory, np.int16).reshape(x.shape)
-        return ov.Tensor(patterns, ov.Shape(list(x.shape)), ov.Type.bf16)
-    dtype = str(x.dtype).removeprefix("torch.")
-    return ov.Tensor(np.frombuffer(memory, dtype).reshape(x.shape), shared_memory=True)
+    # numpy has no bfloat16: OpenVINO gives its bits as those of float16
+    dtype = "float16" if x.dtype is torch.bfloat16 else str(x.dtype).removeprefix("torch.")
+    return np.frombuffer(memory, dtype).reshape(x.shape)

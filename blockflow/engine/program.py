@@ -2,9 +2,9 @@
 
 ``torch.export.load`` rebuilds what a compiler needs: a fake tensor for every value, symbolic
 shapes, guards. Serving needs the operators and the weights. For ResNet-50's third block that is the
-difference between 0.55 s and 0.1 s, and 9 to 15 MiB of private memory. It also unpickles without
-``weights_only`` what an archive marks as pickled, and sample inputs that fail with it: it can be
-made to run code from the artifact. This reader refuses such archives.
+difference between 0.55 s and 0.1 s, and 9 to 15 MiB of private memory. It can also be made to run
+code from the artifact, in several ways (:mod:`blockflow.engine.archive`, :mod:`~.vetting`). This
+reader refuses pickles and operators that do more than compute, and evaluates nothing.
 
 Read are archives of schema version 8 (torch 2.6 and later) with one model, one tensor in, one
 tensor out, and aten operators; anything else raises :class:`UnknownProgram`, and the caller takes
@@ -14,17 +14,16 @@ _constants.h`` of the PyTorch sources.
 
 from __future__ import annotations
 
-import io
-import json
-import math
 import operator
-import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, fx, nn
+
+from blockflow.engine.archive import MOST_JSON, json_of, refuse_pickles
+from blockflow.engine.targets import RefusedProgram, UnknownProgram, operator_of
 
 SCHEMA_MAJOR = 8
 """A change of the major number is one that readers of the old format would misread."""
@@ -54,40 +53,6 @@ MEMORY_FORMATS: Mapping[int, torch.memory_format] = {
 _STRIDED = 7
 _POSITIONAL, _KEYWORD = 1, 2
 _CHUNK = 1 << 20
-_MOST_JSON = 256 << 20
-
-_RECORD = re.compile(
-    r"models/[^/]+\.json|data/(?:weights|constants|sample_inputs)/[^/]+|extra/.+"
-    r"|archive_format|archive_version|version|byteorder|\.data/[^/]+"
-)
-"""What an archive of a program holds, under its top folder. Others are of older formats, which
-torch loads as pickles, or bring native code."""
-
-_TENSORS = ("weight_", "tensor_")
-"""Records that torch reads as tensors; by other names it unpickles, whatever the table says."""
-
-_SCALAR_OPS: Mapping[str, Callable[..., Any]] = {
-    **{
-        f"_operator.{name}": getattr(operator, name)
-        for name in "eq ne le ge lt gt neg pos mul add sub floordiv mod pow truediv".split()
-    },
-    "math.trunc": math.trunc,
-    "torch.sym_not": torch.sym_not,
-    "torch.sym_int": torch.sym_int,
-    "torch.sym_float": torch.sym_float,
-    "torch.sym_ite": torch.sym_ite,
-    "torch.sym_max": torch.sym_max,
-    "torch.sym_min": torch.sym_min,
-}
-"""Arithmetic on dims: the only targets that are no aten operators."""
-
-
-class UnknownProgram(Exception):
-    """The archive holds something that this reader does not know; its text says what."""
-
-
-class PickledProgram(ValueError):
-    """Loading the archive would unpickle objects, which can run any code."""
 
 
 def read_program(file: BinaryIO) -> fx.GraphModule:
@@ -101,82 +66,40 @@ def read_program(file: BinaryIO) -> fx.GraphModule:
 
     Raises:
         UnknownProgram: take ``torch.export.load``.
-        PickledProgram: do not.
+        RefusedProgram: do not.
         OSError, zipfile.BadZipFile, ValueError: not a sound archive.
     """
     return _read(file, _Parts)
 
 
-def is_known(file: BinaryIO) -> bool:
+def is_known(file: BinaryIO, most_json: int = MOST_JSON) -> bool:
     """Whether :func:`read_program` can read an archive; its weights are not looked at.
 
+    Args:
+        file: seekable; is left open.
+        most_json: bytes of a record of text.
+
     Raises:
-        PickledProgram, OSError, zipfile.BadZipFile, ValueError: as :func:`read_program`.
+        RefusedProgram, OSError, zipfile.BadZipFile, ValueError: as :func:`read_program`.
     """
     try:
-        _read(file, _Outline)
+        _read(file, _Outline, most_json)
     except UnknownProgram:
         return False
     return True
 
 
-def refuse_pickles(file: BinaryIO) -> None:
-    """Check an archive that ``torch.export.load`` shall read.
-
-    Raises:
-        PickledProgram, zipfile.BadZipFile, ValueError: it shall not.
-    """
-    with zipfile.ZipFile(file) as archive:
-        _refuse_pickles(archive)
-        for name in archive.namelist():
-            if "/data/sample_inputs/" in name and (data := archive.read(name)):
-                try:  # where this fails, torch.export.load tries again without weights_only
-                    torch.load(io.BytesIO(data), weights_only=True)
-                except Exception as e:
-                    raise PickledProgram(f"its sample inputs {name!r} hold objects") from e
-
-
-def _refuse_pickles(archive: zipfile.ZipFile) -> None:
-    """By what torch goes by: the names of records, not only what the tables say of them."""
-    names = archive.namelist()
-    top = names[0].partition("/")[0] + "/" if names else ""
-    if len(set(names)) < len(names):
-        raise PickledProgram("two records of one name: one may be looked at, and the other loaded")
-    for name in names:
-        if not (name.startswith(top) and _RECORD.fullmatch(name.removeprefix(top))):
-            raise PickledProgram(f"{name[:80]!r} is no record of an exported program")
-    for name in names:
-        if "/data/weights/" not in name and "/data/constants/" not in name:
-            continue
-        if name.endswith(".pt"):
-            raise PickledProgram(f"{name!r} is one pickle (a format before torch 2.9)")
-        if not name.endswith("_config.json"):
-            continue
-        for key, entry in _json(archive, name)["config"].items():
-            plain = str(entry["path_name"]).startswith(_TENSORS)
-            if not plain or entry["use_pickle"] is not False or entry["tensor_meta"] is None:
-                raise PickledProgram(f"{key!r} is a pickled object")
-
-
-def _json(archive: zipfile.ZipFile, name: str) -> Any:
-    if archive.getinfo(name).file_size > _MOST_JSON:
-        raise ValueError(f"record {name!r} is larger than {_MOST_JSON} bytes")
-    return json.loads(archive.read(name))
-
-
 class _Parts:
     """The records of an archive, under its top folder."""
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
+    def __init__(self, archive: zipfile.ZipFile, most_json: int = MOST_JSON) -> None:
+        self._archive, self._most_json = archive, most_json
         names = archive.namelist()
         self._top = names[0].partition("/")[0] + "/" if names else ""
         models = [n for n in names if n.startswith(f"{self._top}models/")]
         if len(models) != 1:
             raise UnknownProgram(f"{len(models)} models in one archive")
         self.model = models[0].rpartition("/")[2].removesuffix(".json")
-        if any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
-            raise UnknownProgram("compressed records")
         self._payloads: dict[str, Tensor] = {}
         self._tables = {
             kind: self.json(f"data/{kind}/{self.model}_{kind}_config.json")["config"]
@@ -184,7 +107,7 @@ class _Parts:
         }
 
     def json(self, name: str) -> Any:
-        return _json(self._archive, self._top + name)
+        return json_of(self._archive, self._top + name, self._most_json)
 
     def tensor(self, kind: str, name: str) -> Tensor:
         """A weight or constant; those that share a record share memory."""
@@ -268,7 +191,7 @@ class _Reader:
         self._values[name] = self._graph.get_attr(attribute)
 
     def _node(self, given: Mapping[str, Any]) -> None:
-        target = _target(given["target"])
+        target = operator_of(given["target"])
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         schema = getattr(target, "_schema", None)
@@ -281,6 +204,9 @@ class _Reader:
                     raise UnknownProgram(f"arguments of {given['target']} out of order")
                 args.append(value)
             elif item["kind"] == _KEYWORD:
+                if item["name"] not in {a.name for a in schema.arguments}:
+                    # fx writes it into the graph's Python as it is
+                    raise RefusedProgram(f"no argument of {given['target']}: {item['name']!r:.80}")
                 kwargs[item["name"]] = value
             else:
                 raise UnknownProgram(f"argument kind {item['kind']!r}")
@@ -345,25 +271,12 @@ class _Reader:
         return self._values[value] if tag == "as_name" else self._value(given)
 
 
-def _target(name: str) -> Callable[..., Any]:
-    """The operator of that name; nothing but aten's and arithmetic is looked up."""
-    if name in _SCALAR_OPS:
-        return _SCALAR_OPS[name]
-    parts = name.split(".")
-    if len(parts) != 5 or parts[:3] != ["torch", "ops", "aten"]:
-        raise UnknownProgram(f"operator {name!r}")
-    target = getattr(getattr(torch.ops.aten, parts[3]), parts[4])
-    if not isinstance(target, torch._ops.OpOverload):
-        raise UnknownProgram(f"operator {name!r}")
-    return target
-
-
-def _read(file: BinaryIO, records: type[_Parts]) -> fx.GraphModule:
+def _read(file: BinaryIO, records: type[_Parts], most_json: int = MOST_JSON) -> fx.GraphModule:
     with zipfile.ZipFile(file) as archive:
-        _refuse_pickles(archive)
-        parts = records(archive)
-        program = parts.json(f"models/{parts.model}.json")
+        refuse_pickles(archive, most_json)
         try:
+            parts = records(archive, most_json)
+            program = parts.json(f"models/{parts.model}.json")
             return _Reader(program, parts).read()
         except (KeyError, TypeError, AttributeError, IndexError) as e:
             raise UnknownProgram(f"unexpected structure: {type(e).__name__}: {e}") from e

@@ -27,11 +27,11 @@ from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import BlockInfo, Variant
+from blockflow.engine.archive import refuse_code
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
 from blockflow.engine.integers import INTEGERS, integers_held
 from blockflow.engine.native import LAST_OPERATOR
-from blockflow.engine.program import refuse_pickles
 from blockflow.engine.registry import create_engine, missing_extra
 
 Run = Callable[[Tensor], Tensor]
@@ -165,7 +165,7 @@ def _example(block: BlockInfo) -> Tensor:
 
 def _read(source: Path) -> torch.export.ExportedProgram:
     with source.open("rb") as f:
-        refuse_pickles(f)
+        refuse_code(f)
         f.seek(0)
         return torch.export.load(f)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.limits import VERSION_CHARS
+from blockflow.core.onnxfile import ExternalData, NotOnnx, refuse_external
 from blockflow.core.scarcity import is_scarcity, no_room
 from blockflow.repository.descriptors import file_of
 from blockflow.repository.manifest import (
@@ -29,6 +31,7 @@ from blockflow.repository.manifest import (
     parse_manifest,
 )
 
+_ONNX = frozenset(("onnx", "onnx-int8"))
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 OPEN_ROOT = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 OPEN_FOLDER = OPEN_ROOT | os.O_NOFOLLOW
@@ -92,11 +95,34 @@ def digest_of(fd: int) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def _refuse_external(folder: int, name: str, size: int) -> None:
+    """Raises RepositoryError: UNSUPPORTED_FORMAT: tensors of the model lie in another file."""
+    if not size:
+        return
+    with (
+        os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as f,
+        mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+    ):
+        try:
+            refuse_external(view)
+        except NotOnnx:  # the engine says so
+            pass
+        except ExternalData as e:
+            raise RepositoryError(
+                "UNSUPPORTED_FORMAT",
+                f"{e}, which no digest covers",
+                hint="save it as one file (onnx.save without save_as_external_data)",
+            ) from e
+
+
 def place(folder: int, data: Path | bytes, kind: str) -> tuple[str, str, int]:
     """Write ``data`` under a name made of its digest; returns name, sha256 and size."""
     temp = f".artifact.{os.getpid()}"
     with removed_on_failure(folder, temp):
         digest, size = _copy_in(folder, temp, data)
+        if kind in _ONNX:
+            _refuse_external(folder, temp, size)
         final = f"{digest[:16]}.{kind}"
         os.replace(temp, final, src_dir_fd=folder, dst_dir_fd=folder)
     return final, digest, size

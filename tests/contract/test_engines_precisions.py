@@ -15,7 +15,7 @@ from blockflow.core.errors import BlockError
 from blockflow.core.model import TensorSpec
 from blockflow.engine import exported, sharing
 from blockflow.engine.base import Engine, EngineOptions
-from blockflow.engine.program import UnknownProgram
+from blockflow.engine.targets import UnknownProgram
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.tensormq.weights import WeightFiles

@@ -18,14 +18,10 @@ from torch import Tensor, nn  # noqa: E402
 from torch._export.serde import schema, serialize  # noqa: E402
 
 from blockflow.engine import program  # noqa: E402
+from blockflow.engine.archive import refuse_code  # noqa: E402
 from blockflow.engine.lean import lean  # noqa: E402
-from blockflow.engine.program import (  # noqa: E402
-    PickledProgram,
-    UnknownProgram,
-    is_known,
-    read_program,
-    refuse_pickles,
-)
+from blockflow.engine.program import is_known, read_program  # noqa: E402
+from blockflow.engine.targets import PickledProgram, UnknownProgram  # noqa: E402
 
 
 class Odd(nn.Module):
@@ -191,13 +187,13 @@ def test_pickled_sample_inputs_are_refused_before_torch_loads_them(tmp_path: Pat
     bomb = io.BytesIO()
     torch.save((Bomb(mark),), bomb)
     file, poisoned = saved(convolutions(), torch.randn(3, 3, 8, 8)), io.BytesIO()
-    refuse_pickles(file)
+    refuse_code(file)
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(poisoned, "w") as new:
         for name in old.namelist():
             inputs = "/sample_inputs/" in name
             new.writestr(name, bomb.getvalue() if inputs else old.read(name))
     with pytest.raises(PickledProgram, match="sample inputs"):
-        refuse_pickles(poisoned)
+        refuse_code(poisoned)
     read_program(poisoned)  # never looks at them
     assert not mark.exists()
 
@@ -241,7 +237,7 @@ def test_a_pickled_weight_is_never_read(tmp_path: Path) -> None:
         for name in old.namelist():
             first = name.endswith("/weight_0")
             new.writestr(name, bomb.getvalue() if first else old.read(name))
-    for check in (read_program, is_known, refuse_pickles):
+    for check in (read_program, is_known, refuse_code):
         poisoned.seek(0)
         with pytest.raises(PickledProgram, match="pickled object"):
             check(poisoned)
@@ -288,7 +284,7 @@ def test_no_disguise_gets_a_pickle_past_the_check(tmp_path: Path, why: str) -> N
     mark, bomb = tmp_path / "ran", io.BytesIO()
     torch.save(Bomb(mark), bomb, pickle_module=pickle)
     poisoned = disguised(saved(convolutions(), torch.randn(3, 3, 8, 8)), bomb.getvalue())[why]
-    for check in (read_program, is_known, refuse_pickles):
+    for check in (read_program, is_known, refuse_code):
         poisoned.seek(0)
         with pytest.raises(PickledProgram, match=why):
             check(poisoned)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.engines import TORCH_EXPORT
-from blockflow.core.errors import RepositoryError
+from blockflow.core.errors import BlockError, RepositoryError
 from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.targets import UnknownProgram
 from blockflow.launch.preload import REHEARSAL, modules_of
 from blockflow.launch.process import thread_count
 from blockflow.repository.echo import save_echo
@@ -74,7 +75,7 @@ def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     save_echo(repository, "tiny", TensorSpec("float32", ("rows", 4)))  # loads nothing worth it
     loaded: list[str] = []
     closed: list[str] = []
-    create = rehearsal.create_engine
+    create = rehearsal._DataEngine
 
     def made(info: BlockInfo, options: EngineOptions) -> Engine:
         engine = create(info, options)
@@ -82,7 +83,7 @@ def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(engine, "close", lambda: closed.append(info.name))
         return engine
 
-    monkeypatch.setattr(rehearsal, "create_engine", made)
+    monkeypatch.setattr(rehearsal, "_DataEngine", made)
     threads = thread_count()
     rehearsal.rehearse({"repository": str(tmp_path)})
     assert loaded == closed == ["small", "small"], "code is specialised when it runs again"
@@ -91,6 +92,48 @@ def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(rehearsal, "_MOST_BYTES", repository.manifest("small").size - 1)
         rehearsal.rehearse({"repository": str(tmp_path)})
     assert len(loaded) == 2
-    (tmp_path / "small" / repository.manifest("small").artifact).write_bytes(b"altered")
+    small = tmp_path / "small" / repository.manifest("small").artifact
+    content = bytearray(small.read_bytes())
+    at = content.index(b"weights", content.index(b"weight_0"))
+    content[at - 100] ^= 1  # within the weights, which are not looked at before
+    small.write_bytes(content)
     with pytest.raises(RepositoryError):
         rehearsal.rehearse({"repository": str(tmp_path)})
+    small.write_bytes(b"altered")
+    rehearsal.rehearse({"repository": str(tmp_path)})
+    assert loaded[-2:] == ["big", "big"], "what cannot be read is left to its workers"
+
+
+def test_a_stored_block_is_never_given_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = BlockRepository(tmp_path)
+    spec = TensorSpec("float32", ("rows", 4))
+    export_model(
+        LoadedModel(nn.Sequential(nn.Linear(4, 2)).eval(), "test", spec), repository, names=["b"]
+    )
+    monkeypatch.setattr(rehearsal, "preload", lambda modules: None)
+    monkeypatch.setattr(torch.export, "load", lambda file: pytest.fail("loaded by torch"))
+    monkeypatch.setattr(rehearsal, "is_known", lambda file, most: False)
+    rehearsal.rehearse({"repository": str(tmp_path)})  # it is left alone
+
+    def unknown(file: object) -> None:
+        raise UnknownProgram("replaced since it was looked at")
+
+    monkeypatch.setattr(rehearsal, "is_known", lambda file, most: True)
+    monkeypatch.setattr("blockflow.engine.exported.read_program", unknown)
+    with pytest.raises(BlockError, match="not read as data"):
+        rehearsal.rehearse({"repository": str(tmp_path)})
+
+
+def test_a_large_graph_is_left_to_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = BlockRepository(tmp_path)
+    spec = TensorSpec("float32", ("rows", 4))
+    export_model(
+        LoadedModel(nn.Sequential(nn.Linear(4, 2)).eval(), "test", spec), repository, names=["b"]
+    )
+    monkeypatch.setattr(rehearsal, "_MOST_JSON", 1000)
+    monkeypatch.setattr(rehearsal, "_DataEngine", lambda *_: pytest.fail("was loaded"))
+    rehearsal.rehearse({"repository": str(tmp_path)})

@@ -12,6 +12,7 @@ from blockflow.bench.fuzz.documents import BLOCK, document_decoders
 from blockflow.control.rest.body import parse_json
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import BlockInfo
+from blockflow.core.onnxfile import ExternalData, NotOnnx, refuse_external
 from blockflow.core.routing import merge_paths
 from blockflow.core.topology import parse_topology
 from blockflow.launch.child import Order
@@ -108,6 +109,13 @@ def body_frames() -> list[bytes]:
     return [json.dumps(b).encode() for b in (_BODY, {"on": True, "hz": 4.0}, {"file": "x"}, {})]
 
 
+def onnx_files() -> list[bytes]:
+    """A model of one weight."""
+    weight = b"\x08\x04\x10\x01\x42\x01w\x4a\x10" + bytes(16)
+    graph = bytes((0x2A, len(weight))) + weight
+    return [b"\x08\x09" + bytes((0x3A, len(graph))) + graph]
+
+
 def decoders() -> Mapping[str, Decoder]:
     """All of them, by name."""
     up = next(iter(grants.Direction))
@@ -128,6 +136,7 @@ def decoders() -> Mapping[str, Decoder]:
         "manifest": Decoder(_manifest, [_MANIFEST]),
         "REST body": Decoder(parse_json, body_frames()),
         "topology": Decoder(_topology, body_frames()[:1]),
+        "ONNX file": Decoder(refuse_external, onnx_files(), (ExternalData, NotOnnx)),
         **document_decoders(),
     }
 
