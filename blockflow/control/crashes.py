@@ -19,6 +19,7 @@ from typing import Any
 from blockflow.control.crew import Crew
 from blockflow.control.documents import read_sealed, seal, write_file
 from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, NO_ROOM, Crash
+from blockflow.core.scarcity import AWAY
 
 log = logging.getLogger("blockflow.control")
 
@@ -61,6 +62,14 @@ def crash_record(crash: Crash) -> Record:
     }
 
 
+def _no_room(record: Record) -> bool:
+    """As :attr:`~blockflow.control.fleet.Crash.no_room`, of what is stored."""
+    error = record["error"] or {}
+    details = error.get("details")
+    away = isinstance(details, dict) and details.get(AWAY) is True
+    return away or error.get("code") == NO_ROOM
+
+
 class CrashBook:
     """The latest crashes by name, of this control plane and of those before it. Replicas come and
     go under one name, and so do control planes: what is told is the same.
@@ -93,7 +102,7 @@ class CrashBook:
                     log.warning("%s is not restarted: %s", name, why)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
                 found = self._found.setdefault(name, deque(maxlen=CRASHES_KEPT))
-                if crash.no_room and found and (found[0][1]["error"] or {}).get("code") == NO_ROOM:
+                if crash.no_room and found and _no_room(found[0][1]):
                     found.popleft()  # as :func:`~blockflow.control.fleet.remember`
                 found.appendleft((crash.at_ns, {"at": at, **crash_record(crash)}))
                 self._save()

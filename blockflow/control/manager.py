@@ -331,9 +331,8 @@ class Manager:
             return  # no crash, and nothing is to be done about it: all of this ends
         incarnation = death.incarnation
         life = self.brain.crew.find(incarnation)
-        told = life is not None and str(life.state) == "stopping"
-        level = logging.INFO if told else logging.WARNING
-        name = life.name if life is not None else "?"
+        name, state = (life.name, str(life.state)) if life is not None else ("?", "")
+        level = logging.INFO if state == "stopping" else logging.WARNING
         log.log(level, "%s (incarnation %d) ended: status %d", name, incarnation, death.status)
         self.controller.forget(incarnation)
         self.kpis.forget(incarnation)

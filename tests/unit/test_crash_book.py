@@ -14,7 +14,8 @@ from blockflow.control.crashes import FILE, CrashBook
 from blockflow.control.crew import Crew
 from blockflow.control.fleet import CRASHES_KEPT, Crash, LastWork
 from blockflow.control.store import StateStore
-from blockflow.core.errors import BlockError, SystemError_
+from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError, SystemError_
+from blockflow.core.scarcity import AWAY
 
 SECOND = 1_000_000_000
 
@@ -57,11 +58,17 @@ class Times:
         self.book.take(self.crew, incarnation, 9 * SECOND)  # it was two seconds ago
 
 
-def test_starts_without_room_do_not_push_out_what_they_began_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [SystemError_("NO_SPACE", "full"), RepositoryError("UNKNOWN_BLOCK", "", details={AWAY: True})],
+    ids=["no room", "the repository is away"],
+)
+def test_starts_without_room_do_not_push_out_what_they_began_with(
+    tmp_path: Path, error: BlockFlowError
+) -> None:
     times = Times(tmp_path)
     times.crash(1)
     for incarnation in range(2, 12):
-        error = SystemError_("NO_SPACE", "full")
         times.crew.fleet[0].crash = Crash(incarnation, 0, "full", error, (), True)
         times.book.take(times.crew, incarnation, 0)
     later = CrashBook(tmp_path, lambda: times.now)
