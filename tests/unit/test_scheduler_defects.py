@@ -29,7 +29,8 @@ from tests.scheduler_rig import ticket
     ],
 )
 def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) -> None:
-    s = Scheduler({1: {}, 2: {}}, lanes=2, widths=lambda _: 2)
+    s = Scheduler({1: {}, 2: {}})
+    s.width = lambda _: 2  # type: ignore[method-assign]
     for key in (1, 2):
         s.arrive(ticket(key), 0)
     s.arrive(ticket(3, ((2,),)), 0)

@@ -43,7 +43,7 @@ def test_failed_rows_took_their_time_too(later_s: int) -> None:
     meter = StageMeter()
     for n in range(100):
         meter.account(failed(1, n * 10 * MS, (n * 10 + 5) * MS), (n * 10 + 5) * MS)
-    _, mu, served = meter.snapshot(1000 * MS + later_s * 1000 * MS, 0, 0).rates
+    _, mu, served = meter.snapshot(1000 * MS + later_s * 1000 * MS, 0, 0, 1).rates
     assert mu == pytest.approx(200)
     assert served == 0 and meter.rows == 0 and meter.failures == 100
 
@@ -53,7 +53,7 @@ def test_rows_are_counted_and_not_requests() -> None:
     meter = StageMeter()
     for n in range(100):
         meter.account(failed(4, n * 10 * MS, (n * 10 + 5) * MS), (n * 10 + 5) * MS)
-    assert meter.snapshot(1000 * MS, 0, 0).rates[1] == pytest.approx(800)
+    assert meter.snapshot(1000 * MS, 0, 0, 1).rates[1] == pytest.approx(800)
 
 
 def test_what_only_pads_is_what_no_row_has() -> None:
@@ -97,7 +97,7 @@ def test_each_figure_has_its_name() -> None:
 def test_a_snapshot_is_of_its_moment() -> None:
     meter = StageMeter()
     meter.wait.record(5)
-    before = meter.snapshot(0, 0, 0).times[0]
+    before = meter.snapshot(0, 0, 0, 1).times[0]
     meter.wait.record(500)
     assert before.counts == once(5).counts and before.summary() == once(5).summary()
 
@@ -112,3 +112,10 @@ def test_what_a_block_takes_is_remembered_by_type_and_dims_and_not_for_ever(
         assert len(stage._fits) <= 2
     with pytest.raises(RequestError):
         stage.output_dims("int64", (1, 5))
+
+
+def test_a_stage_that_runs_in_two_lanes_serves_twice_as_much() -> None:
+    meter = StageMeter()
+    meter.account(failed(4, 0, 8 * MS), 8 * MS)
+    one, two = (meter.snapshot(10 * MS, 0, 0, width).rates for width in (1, 2))
+    assert two[1] == 2 * one[1] > 0 and two[::2] == one[::2]
