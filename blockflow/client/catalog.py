@@ -67,8 +67,8 @@ class Catalog:
         """Raises WireError when there is no question to blame a broken description on."""
         try:
             routes = [TaskRoute.from_dict(t) for t in msg.tasks]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-            error = WireError("MALFORMED_MESSAGE", f"a published task cannot be read: {exc!r}")
+        except ValueError as exc:
+            error = WireError("MALFORMED_MESSAGE", f"a published task cannot be read: {exc}"[:500])
             if self._questions.pop(msg.request_id, None) is None:
                 raise error from exc
             return [Failed(msg.request_id, error)]

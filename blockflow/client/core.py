@@ -15,9 +15,9 @@ from typing import Any
 
 from blockflow.client.catalog import PROBE_WAIT_NS, Catalog
 from blockflow.client.counters import Counters
-from blockflow.client.outcome import Answered, Failed, Link, Outcome, per_task
+from blockflow.client.outcome import Failed, Link, Outcome, answered, misfit, per_task
 from blockflow.client.request import Pending, Upload, duplicate, expired, too_many
-from blockflow.client.sharing import Sharing
+from blockflow.client.sharing import INVITE_ID, Sharing
 from blockflow.client.window import Window
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
@@ -246,17 +246,20 @@ class ClientCore:
         try:
             msg = decode_to_client(frames[0])
             if isinstance(msg, Description):
+                self.counters.unasked += msg.request_id not in self._catalog
                 described = self._catalog.on_description(msg)
                 for p in list(self._undated.values()):
                     self._settle_deadline(p)
                 return described
             if isinstance(msg, Invitation):
-                self.sharing.on_invitation(msg, now_ns)
+                self.counters.unasked += not self.sharing.on_invitation(msg, now_ns)
                 return []
         except WireError as exc:
             self.counters.malformed += 1
             rid = request_id_of(frames[0], limits.MAX_CONTROL_BYTES)
-            bad = None if rid is None else self._handled(rid)
+            if rid == INVITE_ID and self.sharing.on_nonsense(str(exc), now_ns):
+                return []
+            bad = self._handled(rid)
             return [] if bad is None else [self._fail(bad, exc)]
         return self._on_reply(msg, tuple(frames[1:]), now_ns)
 
@@ -341,25 +344,23 @@ class ClientCore:
         if self._send_again(p, results):
             return []
         results = per_task(results, p.tasks)
-        tensors = sum(r.tensor is not None and r.place is None for r in results)
-        if tuple(r.task for r in results) != p.tasks or tensors != len(frames):
+        if (wrong := misfit(results, p.tasks, frames, self.link.address)) is not None:
             self.counters.malformed += 1
             self.unclaimed.extend(places)
-            text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
-            return [self._fail(p, WireError("MALFORMED_MESSAGE", text, where=self.link.address))]
+            return [self._fail(p, wrong)]
         del self._pending[msg.request_id]
         self.counters.answered += 1
         self.counters.count(results)
         for r in results:
             if r.tensor is not None and r.place is None:
                 self.sharing.want(Direction.RESULT, r.tensor.nbytes, now_ns)
-        rest = iter(frames)
-        aligned = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
-        rid, by_slot, received_ns = p.request_id, p.upload is not None, msg.received_ns
-        return [Answered(rid, msg.epoch, results, aligned, p.submitted_ns, received_ns, by_slot)]
+        return [answered(msg, results, frames, p.submitted_ns, p.upload is not None)]
 
-    def _handled(self, request_id: bytes) -> Pending | None:
+    def _handled(self, request_id: bytes | None) -> Pending | None:
         """A reply has come, and says, whatever it holds, that the request was read. Who waits?"""
+        if request_id not in self._pending and request_id not in self._owed:
+            self.counters.unasked += 1
+            return None
         p = self._pending.get(request_id)
         number = 0 if p is None else p.number
         self.sharing.on_reply(request_id, number)

@@ -10,13 +10,19 @@ from blockflow.wire.client import TaskResult
 
 @dataclass(slots=True)
 class Counters:
-    """What a connection's core has seen since it was made."""
+    """What a connection's core has seen since it was made.
+
+    ``unasked`` are messages that answer nothing, ``hang_ups`` connections that were given up for
+    such and worse ones.
+    """
 
     submitted: int = 0
     answered: int = 0
     failed: int = 0
     late_replies: int = 0
     malformed: int = 0
+    unasked: int = 0
+    hang_ups: int = 0
     connects: int = 0
     disconnects: int = 0
     retries: int = 0

@@ -23,6 +23,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from blockflow.client.conduct import MOST_FRAMES
 from blockflow.client.names import names_a_host
 from blockflow.core import limits
 from blockflow.tensormq.curve import Protect
@@ -36,6 +37,8 @@ _NEVER_MS = 3_600_000
 """-1, ZeroMQ's word for it, would have it take the queue away as IMMEDIATE does."""
 
 _HANDSHAKE_MS = 5000
+
+_FRAMES_AT_ONCE = 1000
 
 _EVENTS = (
     zmq.EVENT_CONNECTED
@@ -74,6 +77,11 @@ class Redial:
         if self.due_ns is None:
             self.due_ns = now_ns + int(self._wait_ns * (1 + self._chance()))
             self._wait_ns = min(2 * self._wait_ns, LONGEST_NS)
+
+    def offended(self, now_ns: int) -> None:
+        """The connection was given up, for what came on it: the next one can wait."""
+        self._wait_ns = LONGEST_NS
+        self.failed(now_ns)
 
     def succeeded(self) -> None:
         """There is a connection."""
@@ -127,15 +135,28 @@ class Dealer:
         self.socket = s
         self.monitor = s.get_monitor_socket(_EVENTS)
         self.endpoint = ""
+        self._begun: list[Any] = []
         if not names_a_host(address):
             self.dial(address)
 
     def receive(self) -> list[Any] | None:
-        """The frames of the next message, None when there is none."""
+        """The frames of the next message, None when there is none.
+
+        Of a message with more than any has not all are kept, and they are read so many at a time:
+        [] until the last one was.
+        """
+        recv, frames = self.socket.recv, self._begun
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            for _ in range(_FRAMES_AT_ONCE):
+                frame = recv(zmq.NOBLOCK, copy=False)
+                if len(frames) <= MOST_FRAMES:
+                    frames.append(frame)
+                if not frame.more:
+                    self._begun = []
+                    return frames
         except zmq.Again:
             return None
+        return []
 
     def events(self) -> Iterator[tuple[int, int]]:
         """What has become of the connection meanwhile: ``zmq.EVENT_...`` and their values; not what

@@ -20,6 +20,7 @@ from blockflow.client.dealer import Dealer
 from blockflow.client.line import Line
 from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
+from blockflow.client.reception import Reception
 from blockflow.client.request import Upload
 from blockflow.client.room import begin_collector, check_descriptors, frame_of
 from blockflow.client.side import SideConnection
@@ -63,6 +64,7 @@ class IoThread:
     ) -> None:
         self._core = core
         self._tap = tap
+        self._ending = False  # the connection has ended, but what came on it is not all read yet
         self._failed = ""
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
@@ -87,6 +89,7 @@ class IoThread:
                 self._dealer = Dealer(self._context, core.link.address, protect)
                 where = Whereabouts(core.link.address, self._ring)
                 self._line = Line(self._dealer, core.link, where)
+                self._reception = Reception(core, self._dealer, self._deliver, tap)
                 self._thread.start()
             except Exception as exc:
                 raise _cannot_begin(exc, core.link.address) from exc
@@ -168,7 +171,7 @@ class IoThread:
             self._dealer.close(_CLOSE_LINGER_MS)
             self._context.term()
             self._wakeup.close()
-            del self._line  # which refers to this
+            del self._line, self._reception  # which refer to this
             atexit.unregister(self.shut_down)
             self.ended.set_result(None)
 
@@ -189,13 +192,19 @@ class IoThread:
             self._take_calls()
             # Replies first: what came before a disconnect is not lost with it.
             if sock in ready:
-                self._receive()
+                self._reception.receive()
             if monitor in ready:
                 self._watch()
             now = time.monotonic_ns()
+            if self._reception.conduct.trouble:
+                self._leave(now)
+            elif self._ending and self._reception.receive():
+                self._lose(now)
             self._line.on_tick(now)
             self._deliver(core.on_tick(now))
             self._share()
+            if self._ending:  # what is not sent yet waits for the next one
+                continue
             if blocked == self._send():
                 blocked = not blocked
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
@@ -227,31 +236,44 @@ class IoThread:
                 self._ends[rid] = end
             self._deliver(outcomes)
 
-    def _receive(self) -> None:
-        while (frames := self._dealer.receive()) is not None:
-            if self._tap is not None:
-                self._tap.received(frames[0].buffer)
-            messages = [f.buffer for f in frames]
-            self._deliver(self._core.on_message(messages, time.monotonic_ns()))
-
     def _watch(self) -> None:
         core, line, tap = self._core, self._line, self._tap
         for kind, value in self._dealer.events():
             now = time.monotonic_ns()
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 line.succeeded()
+                self._reception.conduct.begin()
                 core.on_connected()
                 if tap is not None:
                     tap.connected()
             elif kind == zmq.EVENT_DISCONNECTED and core.link.up:
-                self._receive()
-                line.ended(now)
-                if tap is not None:
-                    tap.disconnected()
-                self._deliver(core.on_disconnected(now))
-                self.side.close()
+                self._ending = True
             elif line.on_event(kind, value, now):
                 self._deliver(core.on_denied())
+
+    def _lose(self, now_ns: int) -> None:
+        """The connection has ended, and what had come on it was read."""
+        self._ending = False
+        self._line.ended(now_ns)
+        self._disconnected(now_ns)
+
+    def _leave(self, now_ns: int) -> None:
+        """What came on the connection is not borne any longer."""
+        counters, conduct = self._core.counters, self._reception.conduct
+        counters.hang_ups += 1
+        if counters.hang_ups & (counters.hang_ups - 1) == 0:  # 1, 2, 4, ...: bounded log
+            address, n = self._core.link.address, counters.hang_ups
+            log.warning("%s: %s (%d so far)", address, conduct.trouble, n)
+        self._ending = False
+        self._line.leave(conduct.trouble, now_ns)
+        conduct.begin()
+        self._disconnected(now_ns)
+
+    def _disconnected(self, now_ns: int) -> None:
+        if self._tap is not None:
+            self._tap.disconnected()
+        self._deliver(self._core.on_disconnected(now_ns))
+        self.side.close()
 
     def _share(self) -> None:
         """Carry out what the core wants of the side connection, and tell it what came of it."""

@@ -103,6 +103,12 @@ class Line:
         self._dealer.hang_up()
         self._redial.failed(now_ns)
 
+    def leave(self, trouble: str, now_ns: int) -> None:
+        """Give the connection up, for what came on it."""
+        self._dealer.hang_up()
+        self._redial.offended(now_ns)
+        self._tell(trouble)
+
     def on_event(self, kind: int, value: int, now_ns: int) -> bool:
         """Of an attempt; whether this client's key, or its lack of one, is refused."""
         if kind == zmq.EVENT_CONNECTED and not self._link.up:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.errors import BlockFlowError, WireError, make_error
 from blockflow.core.routing import TaskRoute
-from blockflow.wire.client import TaskResult
+from blockflow.wire.client import Reply, TaskResult
 
 _WHOLE_REQUEST = "*"
 """Task name of a result that stands for all tasks of the request."""
@@ -102,6 +102,30 @@ class Link:
             where=self.address,
             hint="start one with `blockflow up`, or pass its address",
         )
+
+
+def misfit(
+    results: Sequence[TaskResult], tasks: Sequence[str], frames: Sequence[Any], address: str
+) -> BlockFlowError | None:
+    """What is wrong with a reply for these tasks; None = nothing."""
+    tensors = sum(r.tensor is not None and r.place is None for r in results)
+    if [r.task for r in results] == list(tasks) and tensors == len(frames):
+        return None
+    text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
+    return WireError("MALFORMED_MESSAGE", text, where=address)
+
+
+def answered(
+    msg: Reply,
+    results: tuple[TaskResult, ...],
+    frames: Sequence[Any],
+    submitted_ns: int,
+    by_slot: bool,
+) -> Answered:
+    """The outcome of a reply that fits."""
+    rest, rid, epoch = iter(frames), msg.request_id, msg.epoch
+    whole = tuple([r.place or (None if r.tensor is None else next(rest)) for r in results])
+    return Answered(rid, epoch, results, whole, submitted_ns, msg.received_ns, by_slot)
 
 
 def per_task(results: Sequence[TaskResult], tasks: Sequence[str]) -> tuple[TaskResult, ...]:

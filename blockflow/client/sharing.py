@@ -23,7 +23,12 @@ from blockflow.wire.grants import Ask, Attach, Direction, Granted, Refused
 RETRY_NS = 10_000_000_000
 """After a refusal, messages it is for so long; then the next large tensor asks again."""
 
-_INVITE_ID = b"\x01" * 16
+ANSWER_NS = 10_000_000_000
+"""A Dispatcher that has not answered an Invite by then is asked once more."""
+
+_REASON_CHARS = 500
+
+INVITE_ID = b"\x01" * 16
 
 Wish = Literal["auto", "off"]
 
@@ -165,6 +170,8 @@ class Sharing:
         bounds = range(MIN_TENSOR_BYTES, limits.MAX_MESSAGE_BYTES + 1)
         if self.state is SharingState.OFF or nbytes not in bounds:
             return
+        if self.state is SharingState.ASKED and now_ns >= self._retry_ns:
+            self.lost("the Dispatcher has not said how", now_ns - RETRY_NS)
         if self.state is SharingState.UNAVAILABLE:
             if now_ns < self._retry_ns:
                 return
@@ -177,19 +184,28 @@ class Sharing:
         self._wanted[key] = nbytes
         if self.state is SharingState.UNUSED:
             self.state = SharingState.ASKED
-            self.invites.append(encode_to_dispatcher(Invite(_INVITE_ID)))
+            self._retry_ns = now_ns + ANSWER_NS
+            self.invites.append(encode_to_dispatcher(Invite(INVITE_ID)))
         elif self.state is SharingState.ATTACHED:
             self._ask_for_wanted()
 
-    def on_invitation(self, msg: Invitation, now_ns: int) -> None:
-        """The Dispatcher's answer to the question for a way."""
+    def on_invitation(self, msg: Invitation, now_ns: int) -> bool:
+        """The Dispatcher's answer to the question for a way; False: nobody had asked."""
         if self.state is not SharingState.ASKED:
-            return
+            return False
         if msg.reason:
             self.lost(msg.reason, now_ns)
-            return
+            return True
         self.state = SharingState.ATTACHING
         self.way = msg.path, Attach(msg.token)
+        return True
+
+    def on_nonsense(self, why: str, now_ns: int) -> bool:
+        """That answer cannot be read; False: nobody had asked."""
+        asked = self.state is SharingState.ASKED
+        if asked:
+            self.lost(f"the Dispatcher's invitation cannot be read: {why}"[:_REASON_CHARS], now_ns)
+        return asked
 
     def on_attached(self) -> None:
         """The side connection stands."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import weakref
 from collections import deque
 from typing import Any
 
+from blockflow.client.asks import Asks
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, WireError
 from blockflow.tensormq.forks import in_child
 from blockflow.tensormq.grants_memory import Segment
 from blockflow.wire.client import Place
 from blockflow.wire.grants import (
+    Ask,
     FromClient,
     FromDispatcher,
     Granted,
     decode_from_dispatcher,
     encode_side,
 )
+
+log = logging.getLogger("blockflow.client")
 
 
 class SideConnection:
@@ -35,6 +40,7 @@ class SideConnection:
         self._socket: socket.socket | None = None
         self._segments: dict[int, Segment] = {}
         self._old: dict[int, Segment] = {}
+        self._asks = Asks()
         self.inbox: deque[FromDispatcher] = deque()
         self.trouble = ""
 
@@ -49,6 +55,7 @@ class SideConnection:
         """
         self.trouble = ""
         self._old, self._segments = self._segments, {}
+        self._asks = Asks()
         kind = getattr(socket, "SOCK_SEQPACKET", None)
         if kind is None or not hasattr(socket, "recv_fds"):
             self.trouble = "this platform cannot pass memory between processes"
@@ -58,19 +65,23 @@ class SideConnection:
             in_child(self._socket, socket.socket.close)  # its end ends what is granted
             self._socket.setblocking(False)
             self._socket.connect(path)
-        except OSError as exc:
-            self._end(f"the Dispatcher's side socket cannot be reached: {exc.strerror}")
+        except (OSError, ValueError) as exc:  # the latter: what no path can be
+            why = getattr(exc, "strerror", None) or exc
+            self._end(f"the Dispatcher's side socket cannot be reached: {why}")
 
     def send(self, msg: FromClient) -> None:
         """Say something, or end the connection."""
         if self._socket is not None:
+            if isinstance(msg, Ask):
+                self._asks.asked(msg)
             try:
                 self._socket.send(encode_side(msg))
             except OSError as exc:
                 self._end(f"the side connection broke: {exc.strerror}")
 
     def receive(self) -> None:
-        """Take what has come into :attr:`inbox`."""
+        """Take what has come into :attr:`inbox`: answers to what was asked. Whoever sends anything
+        else is left, and its memory with it."""
         flags = socket.MSG_CMSG_CLOEXEC
         while self._socket is not None:
             try:
@@ -84,12 +95,17 @@ class SideConnection:
                 return
             try:
                 self.inbox.append(self._take(packet, fds))
-            except (BlockFlowError, OSError) as exc:
+            except Exception as exc:  # nothing that comes here ends the client's thread
+                if not isinstance(exc, BlockFlowError | OSError):
+                    log.exception("a packet cannot be handled: the side connection ends")
+                self._segments.clear()
+                self._old.clear()
                 self._end(f"a segment cannot be used: {exc}")
 
     def _take(self, packet: bytes, fds: list[int]) -> FromDispatcher:
         try:
             msg = decode_from_dispatcher(packet)
+            self._asks.answered(msg)
             if isinstance(msg, Granted):
                 if not fds:
                     raise WireError("MALFORMED_MESSAGE", "a grant without memory")

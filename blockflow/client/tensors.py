@@ -77,7 +77,8 @@ def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
     received frame's memory, a small one is copied.
 
     Raises:
-        WireError: the frame's size is not the descriptor's.
+        WireError: MALFORMED_MESSAGE: the frame's size is not the descriptor's, or no array has its
+            dims (without an element they can be of any size).
     """
     view = memoryview(frame)
     if view.nbytes != desc.nbytes:
@@ -88,7 +89,11 @@ def from_wire(desc: TensorDesc, frame: Any, kind: Kind) -> Any:
     # A result belongs to its caller, who may write into it, and keep it.
     if view.readonly or view.nbytes <= _SHARED_BYTES:
         view = memoryview(bytearray(view))
-    array = np.frombuffer(view, dtype="uint16" if as_bits else desc.dtype).reshape(desc.dims)
+    array = np.frombuffer(view, dtype="uint16" if as_bits else desc.dtype)
+    try:
+        array = array.reshape(desc.dims)
+    except ValueError as exc:
+        raise WireError("MALFORMED_MESSAGE", f"{desc} is no array: {exc}") from exc
     if kind == "numpy":
         return array
     torch = sys.modules["torch"]

@@ -72,6 +72,7 @@ class Prober:
         self._incarnation = incarnation
         self._report = report
         self._count = 0
+        self._unreadable = 0
         self._trials: dict[int, _Trial] = {}
         self._inbox: Mailbox[Prove | int | None] = Mailbox()
         self._consumer = ShmConsumer(run_dir)
@@ -182,7 +183,9 @@ class Prober:
             try:
                 message = decode_data_plane(frames[0])
             except BlockFlowError as exc:
-                log.warning("an answer to a probe cannot be read: %s", exc)
+                n = self._unreadable = self._unreadable + 1
+                if n & (n - 1) == 0:  # 1, 2, 4, ...: bounded log
+                    log.warning("an answer to a probe cannot be read (%d so far): %s", n, exc)
                 continue
             if not isinstance(message, Data | Failure):
                 continue

@@ -228,19 +228,29 @@ class TaskRoute:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], contract: Contract | None = None) -> TaskRoute:
-        canary = d.get("canary")
-        return cls(
-            str(d["name"]),
-            tuple(str(b) for b in d["path"]),
-            Contract.from_dict(d["contract"]) if contract is None else contract,
-            int(d["max_rows"]),
-            int(d["deadline_ms"]),
-            bool(d["check_finite"]),
-            int(d["share"]),
-            int(d["max_inflight_rows"]),
-            None if canary is None else CanaryRoute.from_dict(canary),
-            int(d["batch_rows"]),
-        )
+        """Inverse of :meth:`to_dict`. Raises ValueError on nonsense."""
+        try:
+            canary = d.get("canary")
+            route = cls(
+                str(d["name"]),
+                tuple(str(b) for b in d["path"]),
+                Contract.from_dict(d["contract"]) if contract is None else contract,
+                int(d["max_rows"]),
+                int(d["deadline_ms"]),
+                bool(d["check_finite"]),
+                int(d["share"]),
+                int(d["max_inflight_rows"]),
+                None if canary is None else CanaryRoute.from_dict(canary),
+                int(d["batch_rows"]),
+            )
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
+            raise ValueError(f"not a task: {type(e).__name__}: {e}") from e
+        if not 1 <= route.deadline_ms <= limits.MAX_DEADLINE_MS:
+            raise ValueError(
+                f"task {route.name[: limits.MAX_NAME_CHARS]!r}: a deadline of more than 0 and at "
+                f"most {limits.MAX_DEADLINE_MS} ms expected"
+            )
+        return route
 
 
 @dataclass(frozen=True, slots=True)

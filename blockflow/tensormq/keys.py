@@ -9,15 +9,17 @@ Layout of a server's folder (mode 0700)::
     server.key          the server's pair, 0600
     server.pub          its public half
     token               the REST token, 0600
-    clients/<public>    name of the authorised client that has this key
+    clients/<public>    name of the authorised client that has this key, and the key once more
 
 An authorised key is looked up by its file's name: one look at the folder, which is always right.
+That the file holds the key too (those of earlier releases do not) makes renamed files nobody's.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 from base64 import urlsafe_b64encode
@@ -39,6 +41,8 @@ from blockflow.tensormq.private_files import (
     unfit,
     write_private,
 )
+
+log = logging.getLogger("blockflow.tensormq")
 
 KEY_BYTES = 32
 TOKEN_BYTES = 32
@@ -142,6 +146,7 @@ class Keyring:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._clients = folder / CLIENTS_FOLDER
+        self._trouble = ""
 
     @property
     def token_file(self) -> Path:
@@ -166,11 +171,22 @@ class Keyring:
         return pair
 
     def server(self) -> KeyPair:
-        """The server's pair. Raises SystemError_: UNAUTHORIZED."""
-        hint = f"make one: blockflow keys init --keys {self.folder}"
-        check_folder(self.folder, hint)
+        """The server's pair.
+
+        Raises:
+            SystemError_: UNAUTHORIZED: there is none, or others can put keys into the folder.
+        """
         path = self.folder / SERVER_FILE
+        hint = f"make one: blockflow keys init --keys {self.folder}"
+        if os.path.lexists(path):  # init writes over nothing
+            hint = f"put the right one there, or remove {path} (clients need new files) and {hint}"
+        self._check_folders(hint)
         return _pair(_document(path, hint), path)
+
+    def _check_folders(self, hint: str = "") -> None:
+        check_folder(self.folder, hint)
+        if os.path.lexists(self._clients):
+            check_folder(self._clients)
 
     def authorise(self, name: str, public: bytes) -> None:
         """Let the holder of this key connect, from now on.
@@ -185,7 +201,7 @@ class Keyring:
             if name in self.clients():
                 hint = "revoke it first, or take another name"
                 raise unfit(self._clients, f"the client {name!r}", "has a key already", hint)
-            write_private(self._clients / public.hex(), f"{name}\n".encode())
+            write_private(self._clients / public.hex(), f"{name} {public.hex()}\n".encode())
 
     def revoke(self, name: str) -> None:
         """Refuse this client's next connections, by whatever key (folders that were put together
@@ -221,17 +237,27 @@ class Keyring:
             os.close(fd)
 
     def allows(self, public: bytes) -> bool:
-        """Whether the holder of this key may connect: what the folder says now."""
+        """Whether the holder of this key may connect: what the folder says now, nobody while others
+        can write to it.
+        """
+        try:
+            self._check_folders()
+        except SystemError_ as e:
+            if self._trouble != str(e):  # once, not for each who comes
+                log.error("no client is let in: %s", e)
+            self._trouble = str(e)
+            return False
+        self._trouble = ""
         return bool(self._name_of(public))
 
     def _name_of(self, public: bytes) -> str:
         """Whose key it is; '' = nobody's."""
         try:
             raw = read_private(self._clients / public.hex(), "the key", _MAX_FILE_BYTES)
-            name = raw.decode("ascii").strip()
+            name, *key = raw.decode("ascii").split()
         except (SystemError_, ValueError):
             return ""
-        return name if _NAME.fullmatch(name) else ""
+        return name if _NAME.fullmatch(name) and key in ([], [public.hex()]) else ""
 
 
 def _document(path: Path, hint: str = "") -> Mapping[str, Any]:

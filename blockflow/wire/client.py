@@ -330,6 +330,9 @@ def _result_from_wire(raw: Any) -> TaskResult:
         raise malformed(_WHAT, "an error is a map")
     if not all(is_int(x, 0, _U64) for x in (ingress, egress, total)):
         raise malformed(_WHAT, "time out of range")
+    desc = None if tensor is None else desc_from_wire(tensor, _WHAT)
+    if desc is not None and (desc.handle is not None or desc.strides is not None):
+        raise malformed(_WHAT, "a result is contiguous and has no handle")
     hops = timings_from_wire(flat, _WHAT)
     if (
         type(blocks) is not list
@@ -339,7 +342,7 @@ def _result_from_wire(raw: Any) -> TaskResult:
         raise malformed(_WHAT, "a block name per timing expected")
     return TaskResult(
         task,
-        None if tensor is None else desc_from_wire(tensor, _WHAT),
+        desc,
         None if error is None else from_dict(error),
         tuple([Timing(b, h) for b, h in zip(blocks, hops, strict=True)]),
         ingress,

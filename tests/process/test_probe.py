@@ -184,6 +184,17 @@ def test_nonsense_and_strangers_change_nothing(rig: Rig) -> None:
     assert rig.outcomes.empty()
 
 
+def test_nonsense_without_end_is_told_more_and_more_seldom(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    (item,) = rig.prove(11)
+    for _ in range(100):
+        rig.say(b"nonsense")
+    rig.answer(item)
+    rig.outcome()
+    assert caplog.text.count("cannot be read") == 7  # at 1, 2, 4, ... 64
+
+
 def test_of_the_dead_nothing_is_reported(rig: Rig) -> None:
     (item,) = rig.prove(11)
     rig.prober.forget(WORKER)

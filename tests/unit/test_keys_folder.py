@@ -1,0 +1,85 @@
+"""The folder of authorised clients: nobody but its user says who is let in."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from blockflow.core.errors import SystemError_
+from blockflow.tensormq.keys import KeyPair, Keyring
+from blockflow.tensormq.private_files import write_private
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    made = Keyring(tmp_path / "keys")
+    made.create()
+    return made
+
+
+@pytest.mark.parametrize("which", [".", "clients"])
+def test_while_others_may_write_there_nobody_is_let_in(
+    ring: Keyring, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, folder = KeyPair.make().public, ring.folder / which
+    ring.authorise("camera", key)
+    assert ring.allows(key)
+    folder.chmod(0o777)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(10):
+            assert not ring.allows(key)
+    with pytest.raises(SystemError_, match="others"):
+        ring.server()
+    assert caplog.text.count("no client is let in") == 1
+    folder.chmod(0o700)
+    assert ring.allows(key)
+    ring.server()
+
+
+def test_a_link_in_the_place_of_the_clients_folder_is_refused(ring: Keyring) -> None:
+    key, clients = KeyPair.make().public, ring.folder / "clients"
+    ring.authorise("camera", key)
+    clients.rename(ring.folder / "elsewhere")
+    ring.server()  # a folder without one lets nobody in
+    assert not ring.allows(key)
+    clients.symlink_to(ring.folder / "elsewhere")
+    assert not ring.allows(key)
+    with pytest.raises(SystemError_):
+        ring.server()
+
+
+def test_a_file_that_was_renamed_authorises_nobody(ring: Keyring) -> None:
+    key, other, clients = KeyPair.make().public, KeyPair.make().public, ring.folder / "clients"
+    ring.authorise("camera", key)
+    (clients / key.hex()).rename(clients / other.hex())
+    assert not ring.allows(other) and not ring.allows(key)
+    assert ring.clients() == {}
+
+
+def test_a_file_of_an_earlier_release_holds_the_name_alone(ring: Keyring) -> None:
+    key = KeyPair.make().public
+    write_private(ring.folder / "clients" / key.hex(), b"camera\n")
+    assert ring.allows(key)
+    assert ring.clients() == {"camera": key}
+
+
+@pytest.mark.parametrize("kind", ["empty", "link", "dangling"])
+def test_the_hint_for_an_unfit_server_key_can_be_followed(ring: Keyring, kind: str) -> None:
+    """`blockflow keys init` writes over nothing."""
+    path = ring.folder / "server.key"
+    moved = path.rename(ring.folder / "other")
+    if kind == "empty":
+        write_private(path, b"")
+    else:
+        path.symlink_to(moved if kind == "link" else ring.folder / "nothing")
+    with pytest.raises(SystemError_) as e:
+        ring.server()
+    assert f"remove {path}" in e.value.hint
+    path.unlink()
+    with pytest.raises(SystemError_) as e:
+        ring.server()
+    assert e.value.hint.startswith("make one: blockflow keys init")
+    ring.create()
+    ring.server()
