@@ -44,6 +44,19 @@ def fills_a_slot(spec: Mapping[str, Any]) -> int:
     return 0
 
 
+def meets_many_dims(spec: Mapping[str, Any]) -> int:
+    """Reports by how much the process has grown over the lengths from ``spec["longest"]`` down, but
+    for the first ``spec["used_to"]``."""
+    made = loaded(spec, "openvino")
+    for length in range(spec["longest"], spec["longest"] - spec["used_to"], -1):
+        made.run(torch.zeros(1, 4, length))
+    before = own_mib()
+    for length in range(spec["longest"] - spec["used_to"], spec["shortest"], -1):
+        made.run(torch.zeros(1, 4, length))
+    Path(spec["report"]).write_text(json.dumps(own_mib() - before))
+    return 0
+
+
 def outlives_engines(spec: Mapping[str, Any]) -> int:
     faulthandler.enable()  # it has a signal stack, too
     for name in spec["engines"]:

@@ -86,7 +86,8 @@ def profile(
 
     store = BlockRepository(repository)
     if show:
-        _show(store, blocks or store.names(), json_)
+        asked = blocks or chain or task or store.names()
+        _show(store, _subjects(store, blocks or [], chain, task, topology) if asked else [], json_)
         return
     check_output(results, "--results")
     check_output(plot, "--plot", PLOTS)
@@ -259,11 +260,11 @@ def _print(console: Console, measured: Measured, wish: Wish) -> None:
     console.print(escape(measured.steadiness.sentence()))
 
 
-def _show(store: BlockRepository, names: Sequence[str], json_: bool) -> None:
+def _show(store: BlockRepository, subjects: Sequence[Sequence[str]], json_: bool) -> None:
     """Stored profiles; when none of those asked for holds, the reason is the exit status."""
-    from blockflow.bench.profiling.stored import problem, stored, stored_tables
+    from blockflow.bench.profiling.stored import problem, stored, stored_chain, stored_tables
 
-    shelves = [stored(store, n) for n in names]
+    shelves = [stored(store, s[0]) if len(s) == 1 else stored_chain(store, s) for s in subjects]
     found = problem(shelves)
     if json_:
         close_json({"blocks": [s.to_dict() for s in shelves]}, found)

@@ -284,15 +284,14 @@ class Manager:
         self.store.tend(now)
         self._kills.look(now)
         for event in self._children.go_on():
-            self.brain.handle(self._begun(event), now)
+            self._happened(event)
             self._carry_out()
         self._waiters.check(now)
 
     def _timeout_ms(self) -> int:
         now = time.monotonic_ns()
         times = [self.brain.deadline(), self._health.deadline(), self._children.deadline(now)]
-        times += self._waiters.deadlines()
-        times += [due for due, _ in self._reaped.values()]
+        times += [*self._waiters.deadlines(), *(due for due, _ in self._reaped.values())]
         soonest = min(t for t in times if t is not None)
         return max(0, -(-(soonest - now) // 1_000_000))
 
@@ -358,14 +357,14 @@ class Manager:
             for instruction in instructions:
                 event = self._do(self._profiles.attach(instruction, self.brain.crew.fleet))
                 if event is not None:
-                    self.brain.handle(event, time.monotonic_ns())
+                    self._happened(event)
 
     def _do(self, instruction: Instruction) -> Event | None:
         if isinstance(instruction, Send):
             self.controller.send(instruction.incarnation, instruction.message)
         elif isinstance(instruction, Launch):
             self.controller.admit(instruction.incarnation)
-            return self._begun(self._children.launch(instruction))
+            return self._children.launch(instruction)
         elif isinstance(instruction, Prove):
             self._unproved[instruction.incarnation] = instruction
             self.controller.send(instruction.incarnation, self._prober.routes(instruction.mode))
@@ -386,11 +385,12 @@ class Manager:
             self.gone.set()
         return None
 
-    def _begun(self, event: T) -> T:
-        """What came of a launch, after what follows from it here."""
+    def _happened(self, event: Event) -> None:
+        """What came of what was done here. A launch that failed is a crash, of no process."""
+        self.brain.handle(event, now := time.monotonic_ns())
         if isinstance(event, LaunchFailed):
             self.controller.forget(event.incarnation)
-        return event
+            self._crashes.take(self.brain.crew, event.incarnation, now)
 
     def _commit(self, order: Commit) -> Committed | CommitFailed:
         try:

@@ -346,6 +346,7 @@ class BlockInfo:
         choices: machine fingerprint -> what ``engine: auto`` means there: ``engine``,
             ``precision``, ``options`` and what was measured.
         padding: the block may be padded like this; None: it may not.
+        int_below: integers of its input are smaller; None: not known, or there are none.
     """
 
     name: str
@@ -358,6 +359,7 @@ class BlockInfo:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     padding: Padding | None = None
+    int_below: int | None = None
 
     @property
     def reference(self) -> str:
@@ -376,6 +378,7 @@ class BlockInfo:
             "variants": {k: v.to_dict() for k, v in self.variants.items()},
             "choices": {k: dict(v) for k, v in self.choices.items()},
             "padding": None if self.padding is None else self.padding.to_dict(),
+            "int_below": self.int_below,
         }
 
     @classmethod
@@ -392,4 +395,5 @@ class BlockInfo:
             {str(k): Variant.from_dict(v) for k, v in dict(data.get("variants", {})).items()},
             {str(k): dict(v) for k, v in dict(data.get("choices", {})).items()},
             None if padding is None else Padding.from_dict(padding),
+            data.get("int_below"),
         )

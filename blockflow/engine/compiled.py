@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.engine.copies import RunCopies
+from blockflow.engine.indices import INDICES, from_text, refuse_outside
 from blockflow.engine.torch_engine import TorchEngine
 
 _MODEL = "model"
@@ -36,8 +37,10 @@ class _Package(nn.Module):
         super().__init__()
         self._loader = loader
         self._copied = copied
+        self._indices = from_text(loader.get_metadata().get(INDICES))
 
     def forward(self, x: Tensor) -> Tensor:
+        refuse_outside(x, self._indices)  # what the code finds itself ends the process
         if not x.is_contiguous():  # strides are compiled in and not checked
             x = x.contiguous()
             self._copied.inputs += 1

@@ -23,6 +23,7 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.onnxfile import refuse_external
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.indices import Span, refuse_outside
 
 Compute = Callable[[Tensor, Tensor], int]
 """``f(x, out)``: both contiguous; fills ``out`` or raises. How often the result was copied for it.
@@ -42,6 +43,7 @@ class NativeEngine(Engine):
         super().__init__(block, options)
         self._dtype: torch.dtype = getattr(torch, block.contract.output.dtype)
         self._compute: Compute | None = None
+        self._indices: Span | None = None
         self._file = -1
         self._threads = 0
 
@@ -81,6 +83,10 @@ class NativeEngine(Engine):
         if not x.is_contiguous():
             x = x.contiguous()
             self.copied.inputs += 1
+        try:
+            refuse_outside(x, self._indices)
+        except IndexError as e:
+            raise self._block_failed(e) from e
         try:
             self.copied.outputs += compute(x, out)
         except Exception as e:
@@ -125,6 +131,9 @@ class NativeEngine(Engine):
             made = dims
         if made != dims:
             return self._mismatch(f"dims are {list(made)}, the contract says {list(dims)}")
+        return self._block_failed(e)
+
+    def _block_failed(self, e: Exception) -> BlockError:
         return BlockError(
             "BLOCK_FAILED",
             f"block {self.block.name!r} failed: {reason(e)}",

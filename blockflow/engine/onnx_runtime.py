@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from blockflow.engine.frameworks import onnxruntime
+from blockflow.engine.indices import INDICES, from_text
 from blockflow.engine.native import (
     LAST_OPERATOR,
     VIEWS,
@@ -64,6 +65,7 @@ class OnnxRuntimeEngine(NativeEngine):
         bind_input, bind_output = binding.bind_input, binding.bind_output
         run = session.run_with_iobinding
         copies = int(session.get_modelmeta().custom_metadata_map.get(LAST_OPERATOR) in VIEWS)
+        self._indices = from_text(session.get_modelmeta().custom_metadata_map.get(INDICES))
         self._session, self._binding = session, binding
 
         def compute(x: Tensor, out: Tensor) -> int:

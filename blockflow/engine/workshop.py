@@ -26,10 +26,11 @@ from blockflow.core.caches import private_compiler_cache
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
-from blockflow.core.model import BlockInfo, Variant
+from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
 from blockflow.engine.archive import refuse_code
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
+from blockflow.engine.indices import INDICES, Span, indices_of, span_within, to_text
 from blockflow.engine.integers import INTEGERS, integers_held
 from blockflow.engine.native import LAST_OPERATOR
 from blockflow.engine.registry import create_engine, missing_extra
@@ -40,6 +41,19 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 _AROUND_CONVOLUTIONS = ("Add", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool")
 """ONNX operators that are quantised; the second kind so that tensors stay 8 bits wide in between
 (in a transformer that would cost accuracy for nothing)."""
+
+_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("onnx", "onnx-int8"),
+        "convert with --to aoti (machine code, for this machine only), or stay with engine "
+        "'exported', which runs the block as it is",
+    ),
+    "aoti": "convert with --to onnx, or stay with engine 'exported', which runs the block as it is",
+}
+"""What helps where a form cannot be written."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OPERATOR = re.compile(r"<OpOverload\(op='([^']+)'[^>]*>")
 
 _NOT_WRITTEN = 77
 """What an output holds before a run: of any dtype, and unlikely to be a result."""
@@ -65,10 +79,10 @@ class EngineWorkshop:
                 hint="only exported programs can: export the model as pt2",
             )
         example = _example(block)
-        writers: Mapping[str, Callable[[], None]] = {
+        writers: Mapping[str, Callable[[], object]] = {
             "onnx": partial(_write_onnx, block, source, target),
             "onnx-int8": partial(_write_int8, block, source, target, samples),
-            "aoti": partial(_write_package, source, target, example),
+            "aoti": partial(_write_package, block, source, target, example),
         }
         try:
             with warnings.catch_warnings(), _quiet(), torch.no_grad():
@@ -78,11 +92,11 @@ class EngineWorkshop:
             e.where = e.where or block.name
             raise
         except Exception as e:
-            text = " ".join(str(e).split())
             raise ExportError(
                 "EXPORT_FAILED",
-                f"cannot be written as {kind}: {type(e).__name__}: {text[:500]}",
+                f"cannot be written as {kind}: {_reason(e)}",
                 where=block.name,
+                hint=_INSTEAD[kind],
             ) from e
 
     @contextmanager
@@ -116,6 +130,15 @@ class EngineWorkshop:
         finally:
             for made in engines.values():
                 made.close()
+
+
+def _reason(e: BaseException) -> str:
+    """What an exporter has failed of: its own message has the advice to its developers first, and
+    repeats the cause at its end."""
+    while e.__cause__ is not None and str(e.__cause__).strip():
+        e = e.__cause__
+    text = _OPERATOR.sub(r"\1", _COLOURS.sub("", str(e)))
+    return f"{type(e).__name__}: {' '.join(text.split())[:500]}"
 
 
 def _run(engine: Engine, x: Tensor) -> Tensor:
@@ -170,15 +193,19 @@ def _read(source: Path) -> torch.export.ExportedProgram:
         return torch.export.load(f)
 
 
-def _write_onnx(block: BlockInfo, source: Path, target: Path) -> None:
+def _write_onnx(block: BlockInfo, source: Path, target: Path) -> Span | None:
+    """Returns which integers the file takes; None: any."""
     for package in ("onnx", "onnxscript"):
         _need(package, "onnx")
     program = _read(source)
+    found = indices_of(program)
     # one file: external data would lie outside what the digest covers
     torch.onnx.export(
         program, (), os.fspath(target), dynamo=True, external_data=False, verbose=False
     )
-    _describe(target, block)
+    span = span_within(found, block)
+    _describe(target, block, span)
+    return span
 
 
 def _write_int8(block: BlockInfo, source: Path, target: Path, samples: Sequence[Tensor]) -> None:
@@ -197,7 +224,7 @@ def _write_int8(block: BlockInfo, source: Path, target: Path, samples: Sequence[
     # Beside the target, whose folder is the caller's to remove, also when this is killed.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         plain, ready = Path(folder) / "plain.onnx", Path(folder) / "ready.onnx"
-        _write_onnx(block, source, plain)
+        span = _write_onnx(block, source, plain)
         quant_pre_process(plain, ready, skip_symbolic_shape=True)
         graph = import_module("onnx").load(ready).graph
         weights = {w.name for w in graph.initializer}
@@ -215,17 +242,18 @@ def _write_int8(block: BlockInfo, source: Path, target: Path, samples: Sequence[
             per_channel=True,
             reduce_range=True,
         )
-    _describe(target, block)
+    _describe(target, block, span)
 
 
-def _describe(target: Path, block: BlockInfo) -> None:
+def _describe(target: Path, block: BlockInfo, indices: Span | None) -> None:
     """Write into the file's metadata what its engines have to know and cannot see."""
     onnx: Any = import_module("onnx")
     model = onnx.load(target)
     result = model.graph.output[0].name
     last = next((n.op_type for n in model.graph.node if result in n.output), "")
     integers = integers_held(model, block.contract.input)
-    onnx.helper.set_model_props(model, {LAST_OPERATOR: last, INTEGERS: integers})
+    said = {LAST_OPERATOR: last, INTEGERS: integers, INDICES: to_text(indices)}
+    onnx.helper.set_model_props(model, said)
     onnx.save(model, target)
 
 
@@ -240,7 +268,7 @@ def _reader(base: Any, name: str, samples: Sequence[Tensor]) -> Any:
     return Reader()
 
 
-def _write_package(source: Path, target: Path, example: Tensor) -> None:
+def _write_package(block: BlockInfo, source: Path, target: Path, example: Tensor) -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ExportError(
@@ -265,12 +293,31 @@ def _write_package(source: Path, target: Path, example: Tensor) -> None:
             "the block may write into its input, which others read",
             hint="export it again: this version stores such a block with a copy of its input",
         )
+    indices = indices_of(program)
+    if indices.computed and (block.int_below is None or example.is_floating_point()):
+        raise _unbounded(block, indices.computed)
     program.example_inputs = ((example,), {})
     package = target.with_suffix(".pt2")  # the packager insists on the ending
     # threads are asked for at each run, not compiled in
-    configs = {"cpp.dynamic_threads": True}
+    said = {INDICES: to_text(span_within(indices, block))}
+    configs = {"cpp.dynamic_threads": True, "aot_inductor.metadata": said}
     aoti_compile_and_package(program, package_path=os.fspath(package), inductor_configs=configs)
     package.rename(target)
+
+
+def _unbounded(block: BlockInfo, operator: str) -> ExportError:
+    """Compiled code ends its process where an index leads out of a table."""
+    floats = block.contract.input.dtype in FLOAT_DTYPES
+    return ExportError(
+        "EXPORT_FAILED",
+        f"{operator} looks something up by numbers that the block computes of its input, which "
+        "nothing bounds: machine code would end the worker where one leads out of the table",
+        where=block.name,
+        hint="clamp() the indices after they are integers"
+        if floats
+        else "export the block with --int-below (the size of the vocabulary), which is checked "
+        "then; or clamp() the indices, or stay with engine 'exported'",
+    )
 
 
 def _need(package: str, extra: str) -> None:

@@ -247,6 +247,7 @@ class Manifest(_Strict):
             variants={k: v.to_variant() for k, v in self.variants.items()},
             choices={m: c.model_dump(mode="json") for m, c in self.choices.items()},
             padding=None if self.padding is None else self.padding.to_padding(),
+            int_below=self.int_below,
         )
 
     def to_json(self) -> bytes:

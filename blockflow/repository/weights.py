@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ _COUNTER = "num_batches_tracked"
 """What batch normalisation counts in training, and older state dicts lack, torchvision's first
 among them. No result depends on it, and torch's own loading leaves it as it is."""
 
+_VERSIONS = "_metadata"
+"""Where torch keeps the versions of the modules whose tensors a state dict has."""
+
+_BY_NAME = {"missing", "unexpected", "misshapen"}
+"""Problems that a model's own loading may mend."""
+
 _INDEX = ".safetensors.index.json"
 """How the file ends that tells which of several safetensors files has which tensor."""
 _INDEX_BYTES = 64 * 2**20
@@ -43,9 +50,11 @@ def load_weights(module: nn.Module, path: Path) -> str:
     the sha256 of theirs one after the other, as text: the index's first, then in the order of their
     names.
 
-    Where several names of the model are one tensor (tied weights), any of them will do: safetensors
-    keeps such a tensor once. What DataParallel and torch.compile put before every name is left out.
-    The counters of batch normalisation may be missing.
+    What the model's own loading makes of other names and dims (a checkpoint from before one of its
+    modules was changed) is left to it. Where several names of the model are one tensor (tied
+    weights), any of them will do: safetensors keeps such a tensor once. What DataParallel and
+    torch.compile put before every name is left out. The counters of batch normalisation may be
+    missing.
 
     Raises:
         ExportError: WEIGHTS_INVALID, listing the keys that are missing, unexpected or misshapen, or
@@ -90,6 +99,10 @@ def load_weights(module: nn.Module, path: Path) -> str:
         ],
     }
     found = {kind: keys for kind, keys in problems.items() if keys}
+    if found and not found.keys() - _BY_NAME:
+        found = found if (left := _left(module, state)) is None else left
+        if not found:
+            return digest
     if found:
         text = "; ".join(
             f"{len(keys)} {kind}: {', '.join(keys[:_SHOWN])}{', ...' * (len(keys) > _SHOWN)}"
@@ -115,6 +128,18 @@ def load_weights(module: nn.Module, path: Path) -> str:
     return digest
 
 
+def _left(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, list[str]] | None:
+    """What is missing and unexpected once the model has loaded ``state``, whose names or dims are
+    not its own: modules may convert what they are given, as torch's parametrizations do with the
+    older weight_g and weight_v. None: it does not load it."""
+    try:
+        left = module.load_state_dict(state, strict=False)
+    except Exception:  # the names and dims are what is wrong
+        return None
+    pairs = (("missing", left.missing_keys), ("unexpected", left.unexpected_keys))
+    return {kind: list(keys) for kind, keys in pairs if keys}
+
+
 def _is_counter(name: str) -> bool:
     return name.rpartition(".")[2] == _COUNTER
 
@@ -131,10 +156,17 @@ def _loses(given: Tensor, wanted: torch.dtype) -> bool:
 
 
 def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``state`` under the names of the model that was wrapped when it was saved."""
+    """``state`` under the names of the model that was wrapped when it was saved. So are the
+    versions of its modules, by which some convert what they load."""
     for prefix in _WRAPPERS * 2:  # one inside the other, in either order
         if state and all(k.startswith(prefix) and k not in own for k in state):
-            state = {k.removeprefix(prefix): t for k, t in state.items()}
+            bare: Any = OrderedDict((k.removeprefix(prefix), t) for k, t in state.items())
+            versions = getattr(state, _VERSIONS, None)
+            if isinstance(versions, Mapping):
+                inner = {k + ".": v for k, v in versions.items() if f"{k}.".startswith(prefix)}
+                named = {k.removeprefix(prefix).removesuffix("."): v for k, v in inner.items()}
+                setattr(bare, _VERSIONS, OrderedDict(named))
+            state = bare
     return state
 
 

@@ -140,6 +140,35 @@ def test_openvino_keeps_a_result_of_its_own_where_a_copy_is_counted(
     assert (mib >= 28) == bool(copies), f"{mib} MiB for a result of 32 MiB"
 
 
+class Deep(nn.Sequential):
+    """Of many operators, each of which is prepared for each length."""
+
+    def __init__(self) -> None:
+        layers = [(nn.Conv1d(4 if not n else 32, 32, 3, padding=1), nn.GELU()) for n in range(8)]
+        super().__init__(*(part for layer in layers for part in layer))
+
+
+LENGTHS = TensorSpec("float32", ("rows", 4, "length"), {"length": (8, 1024)})
+
+
+def test_new_dims_do_not_take_memory_without_end(
+    shelf: BlockRepository, launcher: Launcher, tmp_path: Path
+) -> None:
+    """OpenVINO keeps what it has prepared for dims; by default that was 128 MiB more here."""
+    pytest.importorskip("openvino")
+    stored = CASES["openvino"].stored(shelf, "deep", partial(LoadedModel, Deep(), "t", LENGTHS))
+    spec = {
+        "repository": str(shelf.root),
+        "block": stored.info.name,
+        "longest": 700,
+        "used_to": 200,
+        "shortest": 100,
+        "report": str(tmp_path / "report"),
+    }
+    ends_well(launcher, "meets_many_dims", spec, tmp_path)
+    assert json.loads((tmp_path / "report").read_text()) < 50
+
+
 def test_an_input_with_strides_is_understood(native: Stored) -> None:
     made = native.load(native.create())
     x = torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)

@@ -16,14 +16,16 @@ from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import Client
+from blockflow.client.conduct import MOST_UNASKED
 from blockflow.client.dealer import Dealer
 from blockflow.wire.client import Reply, TaskResult, encode_to_client
 from blockflow.wire.tensor import TensorDesc
 
 X = np.ones((1, 4), np.float32)
 ROUNDS = 5
-BURST = 5000
-"""Replies in a row: the client looks at ZeroMQ's commands once in a hundred frames only."""
+BURST = MOST_UNASKED - 1
+"""Replies in a row: the client looks at ZeroMQ's commands once in a hundred frames only. With more
+of them it would hang up first."""
 
 LOSER = """
 import sys

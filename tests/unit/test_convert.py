@@ -325,6 +325,24 @@ def test_what_cannot_be_read_is_the_exports_error(
     assert e.value.code == "EXPORT_FAILED"
 
 
+def test_the_cause_is_told_and_what_helps(tmp_path: Path) -> None:
+    """The exporter's message begins with advice to its developers, in colours."""
+    pytest.importorskip("onnxscript")
+
+    class Bessel(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.i1(x)
+
+    repository = BlockRepository(tmp_path)
+    model = LoadedModel(Bessel().eval(), "t", TensorSpec("float32", ("rows", 4)))
+    export_model(model, repository, prefix="b")
+    with pytest.raises(ExportError) as e:
+        convert_block(repository, "b", "onnx", EngineWorkshop())
+    assert "No ONNX function found for prims.bessel_i1" in e.value.message
+    assert "\x1b" not in e.value.message
+    assert "--to aoti" in e.value.hint and "'exported'" in e.value.hint
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blockflow.bench.profiling.choice import _above
-from blockflow.bench.profiling.stored import Shelf, problem, stored_tables
+from blockflow.bench.profiling.stored import Shelf, problem, stored, stored_tables
 from blockflow.cli.main import main
+from blockflow.core.engines import Selection
+from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
+from blockflow.repository.echo import save_echo
 from blockflow.repository.machine import fingerprint
-from blockflow.repository.profile_record import ProfileKey, ProfileRecord
+from blockflow.repository.profile_record import ProfileKey, ProfileRecord, chain_digest, ran_by
+from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from tests.unit.test_profile_table import point
 from tests.unit.test_repository_variants import choice, form, refused, save_block
@@ -75,6 +80,67 @@ def test_a_chain_that_begins_with_a_block_tells_nothing_of_the_block() -> None:
     assert found is not None and found.code == "STALE_PROFILE"
     assert "the block's" in found.message and "--chain" not in found.hint
     assert problem([Shelf("a@1", "m1", ((chain, ("stale",)), (alone, ())), {}, None)]) is None
+
+
+def _save(repository: BlockRepository, *names: str) -> None:
+    """A profile that holds."""
+    store = ProfileStore(repository.root)
+    infos = [repository.info(name) for name in names]
+    selections = [Selection("echo", "fp32", {}, None)] * len(infos)
+    key = ProfileKey.of([i.name for i in infos], selections)
+    digest = chain_digest(infos)
+    profile = StageProfile(key.name, digest, "echo", "fp32", store.machine, (point(1, 2.0),))
+    ran, when = ran_by(infos, selections), "2026-01-01T00:00:00+00:00"
+    store.save(ProfileRecord(key, profile, (), ran, store.facts, {}, True, when))
+
+
+def test_what_was_asked_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = BlockRepository(tmp_path / "blocks")
+    for name in ("a", "b", "c"):
+        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    topology = tmp_path / "topology.json"
+    tasks = {"short": ["a", "b"], "long": ["a", "b", "c"], "one": ["b"]}
+    topology.write_text(json.dumps({"blocks": ["a", "b", "c"], "tasks": tasks}))
+    _save(repository, "a", "b")
+    _save(repository, "a")
+
+    def shown(*words: str) -> tuple[int, list[dict[str, Any]], str]:
+        show = ["profile", "--show", "--json", "-r", str(repository.root)]
+        status = main([*show, "--topology", str(topology), *words])
+        told = capsys.readouterr()
+        return status, json.loads(told.out)["blocks"], told.out + told.err
+
+    for words in (["--chain", "a,b"], ["--task", "short"]):
+        status, (chain,), _ = shown(*words)
+        assert status == 0 and chain["block"] == "a+b", words
+        (profile,) = chain["profiles"]
+        assert profile["blocks"] == ["a", "b"] and profile["fresh"]
+    for words in (["--chain", "a,b,c"], ["--task", "long"]):
+        status, (chain,), told = shown(*words)
+        assert status == 2 and not chain["profiles"] and "NO_PROFILE" in told
+        assert "blockflow profile --chain a,b,c" in told
+    assert [b["block"] for b in shown("--task", "one")[1]] == ["b"]
+    assert [b["block"] for b in shown()[1]] == ["a", "b", "c"]
+    assert main(["profile", "a", "--chain", "a,b", "--show", "-r", str(repository.root)]) == 2
+
+
+def test_a_version_is_shown_by_its_own_profiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = BlockRepository(tmp_path)
+    spec = TensorSpec("float32", ("rows", 4))
+    for n in (1, 2):
+        save_echo(repository, "b", spec, settings={"delay_ms": n}, version=str(n))
+    for reference in ("b@1", "b@2"):
+        assert problem([stored(repository, reference)]) is not None
+        _save(repository, reference)
+    for reference in ("b@1", "b@2", "b"):
+        shelf = stored(repository, reference)
+        held = [r.profile.digest for r, reasons in shelf.records if not reasons]
+        assert held == [repository.info(reference).digest] and len(shelf.records) == 2
+        assert problem([shelf]) is None
+        assert main(["profile", reference, "--show", "-r", str(tmp_path)]) == 0
+        assert "holds" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from blockflow.bench.profiling.report import legend, profile_table
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
+from blockflow.core.model import BlockInfo
 from blockflow.repository.folder import split_reference
 from blockflow.repository.profile_record import ProfileRecord
 from blockflow.repository.profiles import ProfileStore
@@ -25,12 +26,14 @@ from blockflow.repository.repository import BlockRepository
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """A block's records, each with the reasons why it does not hold (none: it holds).
+    """A block's records, each with the reasons why it does not hold (none: it holds); or those of a
+    chain.
 
     ``unreadable`` says of each further file what is wrong with it;
     ``choices`` are the manifest's, by machine; ``machine`` is this one's fingerprint; ``auto`` is
     what runs the block here unless a topology says otherwise: engine and precision;
-    ``refused`` has by variant the engines that may not run it, with what was found.
+    ``refused`` has by variant the engines that may not run it, with what was found;
+    ``chain`` are the blocks of a chain, as the command takes them; () = it is one block.
     """
 
     block: str
@@ -40,6 +43,12 @@ class Shelf:
     auto: tuple[str, str] | None
     unreadable: tuple[BlockFlowError, ...] = ()
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    chain: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> Subject:
+        """What a person measures to have a record."""
+        return Subject(self.chain or (self.block,), chain=bool(self.chain))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -59,14 +68,40 @@ def stored(repository: BlockRepository, block: str) -> Shelf:
     """What lies with a block. Raises RepositoryError: the block cannot be read."""
     info = repository.info(block)
     store = ProfileStore(repository.root)
-    records = [(r, tuple(store.reasons(r, repository.info))) for r in store.records(block)]
-    unreadable = tuple(store.unreadable(block))
+    records = _records(store, repository, [info])
+    unreadable = tuple(store.unreadable(info.name))
     auto = None
     with suppress(BlockFlowError):
         chosen = select(info, machine=store.machine)
         auto = chosen.engine, chosen.precision
     refused = {kind: v.refused for kind, v in info.variants.items() if v.refused}
-    return Shelf(block, store.machine, tuple(records), info.choices, auto, unreadable, refused)
+    return Shelf(block, store.machine, records, info.choices, auto, unreadable, refused)
+
+
+def stored_chain(repository: BlockRepository, blocks: Sequence[str]) -> Shelf:
+    """What lies with a chain's first block of the whole chain. Raises RepositoryError: as of
+    :func:`stored`, of any of its blocks."""
+    infos = [repository.info(block) for block in blocks]
+    store = ProfileStore(repository.root)
+    names = tuple(info.name for info in infos)
+    found = _records(store, repository, infos)
+    own = tuple((r, reasons) for r, reasons in found if r.key.blocks == names)
+    unreadable = tuple(store.unreadable(names[0]))
+    return Shelf("+".join(blocks), store.machine, own, {}, None, unreadable, chain=tuple(blocks))
+
+
+def _records(
+    store: ProfileStore, repository: BlockRepository, infos: Sequence[BlockInfo]
+) -> tuple[tuple[ProfileRecord, tuple[str, ...]], ...]:
+    """What lies with the first block, judged by these versions of them, and the current ones of
+    others."""
+    asked = {info.name: info for info in infos}
+
+    def lookup(name: str) -> BlockInfo:
+        return asked[name] if name in asked else repository.info(name)
+
+    found = store.records(infos[0].name)
+    return tuple((record, tuple(store.reasons(record, lookup))) for record in found)
 
 
 def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
@@ -105,7 +140,7 @@ def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
     if choice is not None and shelf.auto not in (None, (choice["engine"], choice["precision"])):
         yield escape(
             f"{shelf.block}: the choice of {choice['engine']} {choice['precision']} does not count "
-            "any more; choose again: " + Subject((shelf.block,)).command() + " --choose"
+            "any more; choose again: " + shelf.subject.command() + " --choose"
         )
     elif choice is not None:
         yield escape(
@@ -127,8 +162,8 @@ def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
     """The first block without a profile that holds, as an error with the command that helps."""
     for shelf in shelves:
         # A chain that begins with the block lies with it; it tells nothing of the block alone.
-        alone = (split_reference(shelf.block)[0],)
-        own = [(r, reasons) for r, reasons in shelf.records if r.key.blocks == alone]
+        blocks = tuple(split_reference(block)[0] for block in shelf.subject.blocks)
+        own = [(r, reasons) for r, reasons in shelf.records if r.key.blocks == blocks]
         if any(not reasons for _, reasons in own):
             continue
         if not own and shelf.unreadable:
@@ -138,13 +173,13 @@ def problem(shelves: Sequence[Shelf]) -> BlockFlowError | None:
                 "NO_PROFILE",
                 f"{shelf.block} was not profiled",
                 where=shelf.block,
-                hint=f"measure it: {Subject((shelf.block,)).command()}",
+                hint=f"measure it: {shelf.subject.command()}",
             )
         record, reasons = own[0]
         return RepositoryError(
             "STALE_PROFILE",
             f"no profile of {shelf.block} holds: {'; '.join(reasons)}",
             where=shelf.block,
-            hint=f"measure it again: {record.key.subject().command()}",
+            hint="measure it again: " + record.key.subject(shelf.subject.blocks).command(),
         )
     return None

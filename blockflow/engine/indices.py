@@ -1,0 +1,244 @@
+"""Indices: which integers a block may be given so that none leads out of a table.
+
+torch checks each index when it looks something up. Machine code that torch's compiler makes ends
+the process instead where it checks within a parallel loop; ONNX Runtime and OpenVINO take negative
+numbers from the table's end, and OpenVINO has zeros for those beyond it. So the exported graph is
+asked, when a block is converted, which operators look up by what its input holds. Where these are
+the input's own integers, the table's size is their bound; where the block computes them, it is what
+the manifest says of the input (``int_below``). The file says it of itself, and its engines check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from blockflow.core.model import BlockInfo
+
+INDICES = "blockflow.indices"
+"""What a file of ours says in its metadata: ``LEAST MOST`` of the input's integers; a dash where
+they need no check, or where nobody knows their bound."""
+_NONE = "-"
+
+Span = tuple[int, int]
+
+_MOVED = frozenset(
+    "alias clone contiguous detach expand flatten lift_fresh_copy permute reshape squeeze t to "
+    "_to_copy transpose unflatten unsqueeze view".split()
+)
+"""Give all of their input's numbers, and no others."""
+_FROM_TABLE = frozenset("embedding embedding_bag gather index index_select".split())
+"""Give a table's numbers, whatever the indices are."""
+_BOUNDED = frozenset(
+    "argmax argmin argsort bucketize count_nonzero one_hot searchsorted sign zeros_like ones_like "
+    "empty_like full_like new_zeros new_ones new_full new_empty".split()
+)
+"""What they give stays within sizes, however large their input is."""
+_PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
+"""Of two results the second is where the first has stood."""
+_AT_DIM = frozenset(
+    "gather index_add index_copy index_fill index_reduce index_select scatter scatter_add "
+    "scatter_reduce".split()
+)
+"""``f(table, dim, index, ...)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """What a graph looks up by its input.
+
+    Attributes:
+        span: least and greatest of the input's integers that lead out of no table that they are
+            looked up in themselves; None: there is no such.
+        computed: an operator whose indices are computed of the input, '' = there is none.
+    """
+
+    span: Span | None
+    computed: str
+
+
+def indices_of(program: Any) -> Indices:
+    """Ask an exported program (``torch.export.ExportedProgram``) with one input."""
+    (given,) = program.graph_signature.user_inputs
+    walk = _Walk()
+    for node in program.graph_module.graph.nodes:
+        walk.node(node, program.graph_module, str(given))
+    return Indices(walk.span, walk.computed)
+
+
+def span_within(found: Indices, block: BlockInfo) -> Span | None:
+    """What the input's integers are to be checked for, with what the manifest says of them. What a
+    block may be padded with it takes, too."""
+    if not found.computed or block.int_below is None:
+        return found.span
+    also = 0 if block.padding is None else int(block.padding.value)
+    said = (min(0, also), max(block.int_below - 1, also))
+    return said if found.span is None else _both(found.span, said)
+
+
+def to_text(span: Span | None) -> str:
+    """As a file's metadata has it."""
+    return _NONE if span is None else f"{span[0]} {span[1]}"
+
+
+def from_text(text: str | None) -> Span | None:
+    """Inverse of :func:`to_text`; files of before 0.2 say nothing."""
+    if text in (None, "", _NONE):
+        return None
+    least, most = map(int, str(text).split())
+    return least, most
+
+
+def refuse_outside(x: Tensor, span: Span | None) -> None:
+    """Raises IndexError where an integer of ``x`` would lead out of a table."""
+    if span is None or not x.numel():
+        return
+    low, high = span
+    least, most = (int(n) for n in torch.aminmax(x))
+    if least < low or most > high:
+        found = least if least < low else most
+        raise IndexError(f"index out of range: {found}, the block takes {low} to {high}")
+
+
+def _both(a: Span, b: Span) -> Span:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+class _Walk:
+    """Follows the input through a graph. ``_own``: values that are its integers as they are;
+    ``_limited``: those that were brought within a span; ``_made``: others that are computed of it,
+    and may be as large as it likes."""
+
+    def __init__(self) -> None:
+        self.span: Span | None = None
+        self.computed = ""
+        self._own: set[fx.Node] = set()
+        self._limited: dict[fx.Node, Span] = {}
+        self._made: set[fx.Node] = set()
+
+    def node(self, node: fx.Node, module: Any, given: str) -> None:
+        """Take in the next node of the graph."""
+        if node.op == "placeholder" and node.name == given and _dtype(node) is not torch.bool:
+            self._own.add(node)
+        if node.op != "call_function" or not self._follows(node.all_input_nodes):
+            return
+        name = _name(node)
+        if any(_looks_up(graph) for graph in _graphs(node, module)):
+            self.computed = self.computed or name
+        for index, size, least in _lookups(node, name):
+            self._look_up(name, index, size, least)
+        if self._is_bounded(node, name):
+            return
+        source = node.all_input_nodes[0]
+        moved = name in _MOVED and _is_integer(node)
+        limit = self._limited.get(source) if moved else _limit(node, name)
+        if limit is not None:
+            self._limited[node] = limit
+        else:
+            (self._own if moved and source in self._own else self._made).add(node)
+
+    def _follows(self, nodes: Any) -> bool:
+        return any(n in self._own or n in self._limited or n in self._made for n in nodes)
+
+    def _look_up(self, name: str, index: fx.Node, size: int | None, least: int) -> None:
+        limit = self._limited.get(index)
+        if limit is not None and size is not None and least <= limit[0] and limit[1] < size:
+            return
+        if index in self._own and size is not None:
+            span = (least, size - 1)
+            self.span = span if self.span is None else _both(self.span, span)
+        elif self._follows([index]):
+            self.computed = self.computed or name
+
+    def _is_bounded(self, node: fx.Node, name: str) -> bool:
+        if name in _BOUNDED or _dtype(node) is torch.bool:
+            return True
+        if name in _FROM_TABLE:
+            return not self._follows([node.args[0]])
+        if name == "getitem":
+            source, place = node.args
+            places = isinstance(source, fx.Node) and _name(source) in _PLACES
+            return places and bool(place == 1)
+        return False
+
+
+def _limit(node: fx.Node, name: str) -> Span | None:
+    """Within what an operator brings any integers. Floats it does not: a NaN stays one, and is an
+    integer of any size in the end."""
+    if not _is_integer(node):
+        return None
+    if name == "clamp":
+        ends = [*node.args[1:3], *(node.kwargs[k] for k in ("min", "max") if k in node.kwargs)]
+        low, high = (ends[0], ends[1]) if len(ends) == 2 else (None, None)
+        return (low, high) if isinstance(low, int) and isinstance(high, int) else None
+    if name == "remainder" and isinstance(by := node.args[1], int) and by:
+        return (0, by - 1) if by > 0 else (by + 1, 0)
+    return None
+
+
+def _name(node: fx.Node) -> str:
+    """``embedding`` of ``aten.embedding.default``; a write in place counts as what it writes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return str(getattr(node.target, "__name__", node.target))
+    name = str(schema.name).rpartition("::")[2]
+    return name.removesuffix("_") or name
+
+
+def _lookups(node: fx.Node, name: str) -> Iterator[tuple[fx.Node, int | None, int]]:
+    """Each tensor of indices, how many there are to look up, and the least that torch takes."""
+    found: list[tuple[Any, Any, int]] = []
+    if name in ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"):
+        found = [(node.args[1], _size(node.args[0], 0), 0)]
+    elif name in _AT_DIM:
+        found = [(node.args[2], _size(node.args[0], node.args[1]), 0)]
+    elif name in ("index", "index_put", "_index_put_impl", "_unsafe_index"):
+        many: Any = node.args[1]
+        sizes = [(index, _size(node.args[0], dim)) for dim, index in enumerate(many)]
+        found = [(index, size, -(size or 0)) for index, size in sizes]
+    elif name == "one_hot":
+        classes = node.args[1] if len(node.args) > 1 else None
+        found = [(node.args[0], classes if isinstance(classes, int) else None, 0)]
+    elif name in ("take", "take_along_dim", "put"):
+        found = [(node.args[1], None, 0)]
+    for index, size, least in found:
+        if isinstance(index, fx.Node) and _dtype(index) is not torch.bool:
+            yield index, size, least
+
+
+def _size(table: Any, dim: Any) -> int | None:
+    """None: it is dynamic."""
+    value = table.meta.get("val") if isinstance(table, fx.Node) else None
+    if not isinstance(value, Tensor) or not isinstance(dim, int) or not value.dim():
+        return None
+    size = value.shape[dim]
+    return size if isinstance(size, int) else None
+
+
+def _graphs(node: fx.Node, module: Any) -> list[Any]:
+    """The graphs that a branch or a loop runs."""
+    named = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    values = [getattr(module, str(n.target), None) for n in named]
+    return [v for v in values if isinstance(v, fx.GraphModule)]
+
+
+def _looks_up(module: fx.GraphModule) -> bool:
+    return any(
+        n.op == "call_function"
+        and (any(_lookups(n, _name(n))) or any(map(_looks_up, _graphs(n, module))))
+        for n in module.graph.nodes
+    )
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, Tensor) else None
+
+
+def _is_integer(node: fx.Node) -> bool:
+    dtype = _dtype(node)
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
