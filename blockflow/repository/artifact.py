@@ -291,7 +291,7 @@ _CAUSES: Sequence[tuple[str, str]] = (
     (
         _GUARD,
         "the forward takes another way for some sizes that the contract allows, or none; the guard "
-        "says for which: narrow --range",
+        "says for which: narrow --range (of rows a block takes any number, at least 1)",
     ),
 )
 """What an exporter's message contains -> what the model does, and what helps."""

@@ -268,6 +268,17 @@ class _Regions:
             return _refused(
                 name, f"the dims of what block {name!r} takes are not the input's own: {names[0]}"
             )
+        writers = set().union(*self._traced.after.values())
+        written = [n for n in ordered if n in writers]
+        if written:
+            writes = " and ".join(described(self._traced, n) for n in written)
+            return _refused(
+                name,
+                f"block {name!r} reads what {writes} writes into, after it: {', '.join(names)} "
+                "cross to it",
+                "write in place (inplace=True, relu_, +=) only into what one block makes and takes",
+                names,
+            )
         return _refused(
             name,
             f"{len(names)} values cross to block {name!r}: {', '.join(names)}",
