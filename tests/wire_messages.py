@@ -141,7 +141,9 @@ to_dispatcher: st.SearchStrategy[client.ToDispatcher] = (
 
 @st.composite
 def results(draw: st.DrawFn) -> client.TaskResult:
-    tensor, error = draw(st.tuples(descs(), st.none()) | st.tuples(st.none(), errors()))
+    tensor, error = draw(
+        st.tuples(descs(frames_only=True), st.none()) | st.tuples(st.none(), errors())
+    )
     hops = draw(timings)
     named = tuple(client.Timing(draw(names), hop) for hop in hops)
     places = st.none() | st.builds(client.Place, u32, slots, u32)

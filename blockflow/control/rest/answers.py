@@ -267,6 +267,9 @@ def _stored_block() -> Schema:
             "padding": maybe(
                 said("the promise that padding a dim changes no result; null without", padding)
             ),
+            "int_below": maybe(
+                count("integers of its input are smaller; null: not known, or there are none")
+            ),
             "versions": listing(TEXT, "labels of the stored versions, the current one first"),
             "error": ref("ErrorObject", "why its manifest cannot be read; then nothing else is"),
         },
