@@ -96,7 +96,7 @@ def test_of_two_updates_of_one_epoch_the_second_is_refused(system: System) -> No
 def test_the_way_back_from_a_bad_update_does_not_wait_for_a_long_request(
     system: System, repository: BlockRepository
 ) -> None:
-    save_echo(repository, "long", SPEC, settings={"delay_ms": 8000})
+    save_echo(repository, "long", SPEC, settings={"delay_ms": 6000})
     system.apply({"blocks": ["a", "b", "long"], "tasks": {**BODY["tasks"], "l": ["long"]}})
     save(repository, "b", 90, "2")
     bad = {**read(system)["posted"], "blocks": ["a", {"name": "b", "block": "b@2"}, "long"]}

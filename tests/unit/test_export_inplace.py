@@ -62,7 +62,8 @@ def test_heads_of_which_one_writes_for_the_other_are_refused(tmp_path: Path) -> 
     loaded = LoadedModel(model, "heads", TensorSpec("float32", ("rows", 4)))
     with pytest.raises(ExportError) as e:
         export_tree(loaded, repository, blocks={"t": "trunk", "a": "a", "b": "b"})
-    assert e.value.message == "2 values cross to block 'b': trunk, a"
+    text = "block 'b' reads what a writes into, after it: trunk, a cross to it"
+    assert e.value.message == text and "inplace=True" in e.value.hint
     assert repository.names() == []
 
 

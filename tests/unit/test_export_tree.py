@@ -126,7 +126,8 @@ def test_what_one_block_writes_into_the_tensor_of_another_is_refused(repo: Block
     loaded = LoadedModel(model.eval(), "heads", TensorSpec("float32", ("rows", 4)))
     with pytest.raises(ExportError) as e:
         export_tree(loaded, repo, blocks=BLOCKS, format=TRACED)
-    assert e.value.message == "2 values cross to block 'two': trunk, a"
+    text = "block 'two' reads what a writes into, after it: trunk, a cross to it"
+    assert e.value.message == text
     assert e.value.details["crossing"] == ["trunk", "a"]
 
 

@@ -169,26 +169,6 @@ def test_one_tensor_crosses(
     assert refused(repo, way, blocks).message.startswith(message)
 
 
-def test_who_writes_into_what_another_block_reads_is_named(repo: BlockRepository) -> None:
-    """A head that begins in place: the second one sees what the first one has made of the trunk."""
-
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
-            self.a = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(16, 4))
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            f = self.trunk(x)
-            return self.a(f), self.b(f)
-
-    loaded = LoadedModel(Heads().eval(), "heads", TensorSpec("float32", ("rows", 8)))
-    with pytest.raises(ExportError) as e:
-        export_tree(loaded, repo, blocks=BLOCKS)
-    assert e.value.code == "NOT_SPLITTABLE" and "inplace=True" in e.value.hint
-    assert e.value.message.startswith("block 'two' reads what a writes into, after it: ")
-
-
 def test_a_forward_that_nothing_can_follow(repo: BlockRepository) -> None:
     def way(m: Any, x: Tensor) -> Any:
         h = m.trunk(x).mean((2, 3))
