@@ -111,6 +111,10 @@ ENGINES: Mapping[str, EngineKind] = {
 }
 """By name, as a topology's ``engine`` says it."""
 
+UNLOADED = "cannot load it: "
+DIFFERS = "differs by "
+"""What the reasons against an engine begin with."""
+
 CUDA_ONLY = ("cuda_graph", "compile")
 """Options that make sense on a GPU alone: on a CPU, compile ahead of time (engine ``compiled``)."""
 
@@ -307,6 +311,14 @@ def _missing_file(
         why = f"engine {engine!r} does not load format {block.format!r}"
         return _refused(block, "engine", why, f"it loads: {', '.join(kinds)}")
     found = block.variants.get(variant)
+    if found is None and block.format not in _PT2:
+        why = f"engine {engine!r} needs the variant {variant!r}, made of exported programs alone: "
+        return _refused(
+            block,
+            "engine",
+            f"{why}block {block.name!r} is {block.format}",
+            "export the model again with --format pt2, the default, and convert that",
+        )
     if found is None:
         why = f"engine {engine!r} needs the variant {variant!r}, which block {block.name!r} lacks"
     elif found.machine and machine and found.machine != machine:
@@ -334,6 +346,11 @@ def refusal(block: BlockInfo, engine: str, precision: str) -> str:
     return next((v.refused[engine] for v in variants if engine in v.refused), "")
 
 
+def tolerable(reason: str) -> bool:
+    """Whether more tolerance would let an engine run that was refused for ``reason``."""
+    return reason.startswith(DIFFERS) and not reason.startswith((f"{DIFFERS}nan", f"{DIFFERS}inf"))
+
+
 def _verdict(block: BlockInfo, engine: str, precision: str) -> BlockError | None:
     why = refusal(block, engine, precision)
     if not why:
@@ -345,12 +362,13 @@ def _verdict(block: BlockInfo, engine: str, precision: str) -> BlockError | None
         if kind in k.files.get(precision, ()) and name not in block.variants[kind].refused
     ]
     command = f"blockflow convert {block.reference} --to {kind}"
+    allow = ", or with --tolerance to allow more" if tolerable(why) else ""
     return BlockError(
         "UNSUPPORTED_ENGINE",
         f"engine {engine!r} may not run variant {kind!r} of block {block.name!r}: it {why}",
         where=block.name,
         hint=f"use {' or '.join([*others, AUTO])}; or convert it again, with another version of "
-        f"{engine}, or with --tolerance to allow more: {command}",
+        f"{engine}{allow}: {command}",
         details={"field": "engine", "command": command},
     )
 

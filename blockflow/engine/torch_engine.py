@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockflow.core.engines import misfits
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
@@ -220,11 +221,16 @@ class TorchEngine(Engine):
 
     def _other_precision(self) -> str:
         precision = self.options.precision
-        others = " or ".join(n for n in ("exported", "openvino") if n != self.name)
-        return (
-            f"if the block computes this at fp32, {precision} does not fit it here: "
-            f"use fp32, or {precision} by {others}"
+        others = [n for n in ("exported", "openvino") if n != self.name and self._may_run(n)]
+        return f"if the block computes this at fp32, {precision} does not fit it here: use fp32" + (
+            f", or {precision} by {' or '.join(others)}" if others else ""
         )
+
+    def _may_run(self, engine: str) -> bool:
+        """Another engine, at this precision; what it needs may be still to be made."""
+        device, precision = self.options.device, self.options.precision
+        found = misfits(self.block, engine, precision, device=device)
+        return all(e.code == "ARTIFACT_MISSING" for e in found)
 
     def _mismatch(self, why: str) -> BlockError:
         return BlockError(

@@ -22,10 +22,10 @@ from torch import Tensor
 from blockflow.core.errors import BlockError, ExportError
 from blockflow.core.model import ROWS, BlockInfo
 from blockflow.repository.artifact import one_thread
-from blockflow.repository.differences import tolerated
+from blockflow.repository.differences import Scale, tolerated
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.manifest import VariantForm, VerdictForm
-from blockflow.repository.padding import length_inputs
+from blockflow.repository.padding import length_inputs, only_padding
 from blockflow.repository.pieces import tools
 from blockflow.repository.probe import check_bindings, example_input
 from blockflow.repository.report import Progress, silent
@@ -162,14 +162,21 @@ def convert_block(
                 if block.padding is not None:
                     made_up = length_inputs(block.contract.input, block.padding, int_below=below)
                     lengths = [(x, run(x)) for x in (given[:_PADDED] if real else made_up)]
+                empty, scale = _empty(block, run), Scale.exact(expected)
                 verdicts = {
                     engine: _judge(block, made_run, checks, lengths, allowed)
                     for engine, made_run in made.items()
                 }
+                differ = {
+                    engine: found
+                    for engine, made_run in made.items()
+                    if not verdicts[engine].refused
+                    and (found := verdict(made_run, empty, allowed, scale).refused)
+                }
         errors = {n: v.error for n, v in verdicts.items() if not v.refused and v.error is not None}
         refused = {n: v.refused for n, v in verdicts.items() if v.refused}
         if not errors:
-            raise none_fit(name, refused)
+            raise none_fit(name, kind, refused)
         progress(f"storing {name}", 0.95)
         form = VariantForm(
             file="unset",
@@ -185,7 +192,12 @@ def convert_block(
         )
         info = repository.save_variant(name, kind, form, target, digest=block.digest)
     pinned = info.variants[kind]
-    seeded = calibrates and samples is not None and samples.seeded
+    warnings = [
+        f"of a row that is nothing but padding {engine} makes another result: it {found}"
+        for engine, found in differ.items()
+    ]
+    if calibrates and samples is not None and samples.seeded:
+        warnings.append("calibrated on random inputs: expect errors on real ones; give --calibrate")
     return ConvertReport(
         block=name,
         variant=kind,
@@ -196,9 +208,7 @@ def convert_block(
         tolerance=allowed,
         checked=tuple(dict.fromkeys("x".join(map(str, x.shape)) for x in inputs)),
         calibration=form.calibration,
-        warning="calibrated on random inputs: expect errors on real ones; give --calibrate"
-        if seeded
-        else "",
+        warning="; ".join(warnings),
     )
 
 
@@ -229,6 +239,18 @@ def _far(block: BlockInfo, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
             y = run(x.to(dtype))
             if y.isfinite().all():
                 yield x.to(dtype), y
+
+
+def _empty(block: BlockInfo, run: Run) -> Pairs:
+    """A row that is nothing but padding, where the reference makes numbers of it: attention over no
+    position at all is what frameworks agree about least, and no length's promise depends on it."""
+    if block.padding is None:
+        return []
+    x = only_padding(block.contract.input, block.padding)
+    with suppress(BlockError):
+        y = run(x)
+        return [(x, y)] if y.isfinite().all() else []
+    return []
 
 
 def _of_samples(samples: Sequence[Tensor]) -> list[Tensor]:

@@ -80,6 +80,12 @@ def length_inputs(
     ]
 
 
+def only_padding(spec: TensorSpec, padding: Padding) -> Tensor:
+    """One row that holds nothing else, as of a text without words."""
+    binding = {**probe_bindings(spec)[0], ROWS: 1}
+    return example_input(spec, binding).fill_(padding.value)
+
+
 def check_padding(
     run: Run,
     contract: Contract,

@@ -56,6 +56,13 @@ def example_input(
         ) from e
 
 
+def told_of(x: Tensor) -> str:
+    """What an example input holds, for a hint."""
+    if x.is_floating_point():
+        return "test inputs are normal random numbers, every second one negative"
+    return f"test inputs are integers from {int(x.min())} to {int(x.max())} (--int-below)"
+
+
 def _drawn(
     spec: TensorSpec, dims: tuple[int, ...], int_below: int | None, generator: torch.Generator
 ) -> Tensor:

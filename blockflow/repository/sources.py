@@ -17,6 +17,7 @@ from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.guess import Guesses
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.core.scarcity import no_room
+from blockflow.repository.probe import told_of
 from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -158,9 +159,17 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             told,
             where=loaded.label,
             hint=in_train_mode(loaded.module)
+            or _out_of_a_table(e, x)
             or "check --input and --range against the model's forward, which has to take any "
             "number of rows",
         ) from e
+
+
+def _out_of_a_table(e: BaseException, x: Tensor) -> str:
+    """A hint where ``x`` probably holds an index that the model has no entry for; else ''."""
+    if not isinstance(e, IndexError) or x.is_floating_point() or not x.numel():
+        return ""
+    return told_of(x) + ": they have to be indices that the model has an entry for"
 
 
 def in_train_mode(module: nn.Module) -> str:

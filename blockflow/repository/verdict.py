@@ -8,6 +8,7 @@ from math import isfinite
 
 from torch import Tensor
 
+from blockflow.core.engines import DIFFERS, UNLOADED, tolerable
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import Contract, Padding
 from blockflow.repository.differences import Scale, difference
@@ -18,35 +19,35 @@ Run = Callable[[Tensor], Tensor]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Inputs, and what the reference makes of them."""
 
-_UNLOADED = "cannot load it: "
 _MOST_CHARS = 500
 """Of a reason: an engine's own message may be pages long."""
 
 
-def verdict(run: Run, pairs: Pairs, allowed: float) -> VerdictForm:
+def verdict(run: Run, pairs: Pairs, allowed: float, scale: Scale | None = None) -> VerdictForm:
     """Compare an engine with the reference.
 
     Args:
         run: the engine; what it raises is typed.
         pairs: what it is compared on.
         allowed: largest difference, as of :func:`~blockflow.repository.differences.difference`.
+        scale: what it is a part of; None: of what the reference makes of ``pairs``.
     """
     worst, dims = 0.0, ""
-    scale = Scale.exact(reference for _, reference in pairs)
+    scale = scale or Scale.exact(reference for _, reference in pairs)
     for x, reference in pairs:
         try:
             error = difference(run(x), reference, scale)
         except BlockFlowError as e:
             if e.code == "LOAD_FAILED":
-                return _refused(f"{_UNLOADED}{e.message}")
+                return _refused(f"{UNLOADED}{e.message}")
             return _refused(f"fails on {list(x.shape)}: {e.message}")
         if not isfinite(error):
-            return _refused(f"differs by {error} on {list(x.shape)}, allowed is {allowed:.3g}")
+            return _refused(f"{DIFFERS}{error} on {list(x.shape)}, allowed is {allowed:.3g}")
         if error > worst:
             worst, dims = error, str(list(x.shape))
     if worst <= allowed:
         return VerdictForm(error=worst)
-    return _refused(f"differs by {worst:.3g} on {dims}, allowed is {allowed:.3g}", worst)
+    return _refused(f"{DIFFERS}{worst:.3g} on {dims}, allowed is {allowed:.3g}", worst)
 
 
 def padded_verdict(
@@ -67,16 +68,21 @@ def padded_verdict(
     return VerdictForm(error=max(error, unpadded.error or 0.0))
 
 
-def none_fit(block: str, refused: Mapping[str, str]) -> ExportError:
-    """The error where every engine is refused, by what each was refused for."""
+def none_fit(block: str, kind: str, refused: Mapping[str, str]) -> ExportError:
+    """The error where no engine may run the variant ``kind``, by what each is refused for."""
     why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
-    if all(reason.startswith(_UNLOADED) for reason in refused.values()):
+    if all(reason.startswith(UNLOADED) for reason in refused.values()):
         return ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=block)
+    differ = any(map(tolerable, refused.values()))
+    helps = [
+        "give --calibrate with real inputs" if differ and kind == "onnx-int8" else "",
+        "allow more with --tolerance" if differ else "",
+    ]
     return ExportError(
         "EXPORT_MISMATCH",
         f"no engine here may run the converted block: {why}",
         where=block,
-        hint="int8: give --calibrate with real inputs; or allow more with --tolerance",
+        hint=", or ".join(filter(None, helps)),
     )
 
 

@@ -30,7 +30,7 @@ from blockflow.repository.differences import (
 from blockflow.repository.job import Job, Piece, Runner, Serving
 from blockflow.repository.manifest import PaddingForm
 from blockflow.repository.padding import check_padding, length_inputs
-from blockflow.repository.probe import check_bindings, example_input
+from blockflow.repository.probe import check_bindings, example_input, told_of
 from blockflow.repository.sources import in_train_mode, model_errors
 
 _DIFFERS: Mapping[str, str] = {
@@ -322,7 +322,7 @@ def _difference(
             f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
             f"input {list(x.shape)} are NaN or infinite, which equals nothing",
             where=where,
-            hint=_drawn(x) + ": a logarithm or a root needs a clamp() in the model; else check "
+            hint=told_of(x) + ": a logarithm or a root needs a clamp() in the model; else check "
             "the weights",
         )
     found, allowed = difference(y, expected, scale), tolerated(dtype_of(y), coarse)
@@ -335,9 +335,3 @@ def _difference(
             hint=hint,
         )
     return float((y.double() - expected.double()).abs().max())
-
-
-def _drawn(x: Tensor) -> str:
-    if x.is_floating_point():
-        return "test inputs are normal random numbers, every second one negative"
-    return f"test inputs are integers from {int(x.min())} to {int(x.max())} (--int-below)"

@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from blockflow.cli.main import main
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, RepositoryError
-from blockflow.core.model import BlockInfo, TensorSpec
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
 from blockflow.repository.convert import convert_block
 from blockflow.repository.export import export_model
 from blockflow.repository.machine import fingerprint
+from blockflow.repository.manifest import PaddingForm, contract_form
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import Samples, load_samples, seeded_samples
 from blockflow.repository.sources import LoadedModel
+from tests.padding_rig import LENGTH, VECTORS
 from tests.unit.test_repository_variants import SPEC, save_block
 from tests.variants import read_torchlib_once
 
@@ -40,6 +42,7 @@ class Bench:
         self.samples: list[Tensor] = []
         self.seen: list[tuple[int, ...]] = []
         self.meanwhile: Callable[[], object] = lambda: None
+        self.reference: Run = lambda x: x * 2
 
     def make(
         self, kind: str, block: BlockInfo, source: Path, samples: Sequence[Tensor], target: Path
@@ -55,7 +58,7 @@ class Bench:
     ) -> Iterator[Mapping[str, Run]]:
         def reference(x: Tensor) -> Tensor:
             self.seen.append(tuple(x.shape))
-            return x * 2
+            return self.reference(x)
 
         assert file.exists()
         yield {"reference": reference} if kind is None else self._engines
@@ -123,6 +126,7 @@ def test_what_no_engine_may_run_is_not_stored(
     with pytest.raises(ExportError) as e:
         convert_block(repository, "b", "onnx", Bench(bad=run, worse=_unloadable))
     assert e.value.code == "EXPORT_MISMATCH" and says in e.value.message
+    assert ("--tolerance" in e.value.hint) == ("0.005" in says or "on [8" in says)
     assert "bad" in e.value.message and "worse cannot load it" in e.value.message
     assert repository.manifest("b") == before
     assert len(list((repository.root / "b").iterdir())) == 2
@@ -140,6 +144,30 @@ def test_an_engine_that_cannot_load_it_is_told(repository: BlockRepository) -> N
         convert_block(repository, "b", "onnx-int8", Bench(a=_unloadable))
     assert e.value.code == "EXPORT_FAILED" and "no kernel for this dtype" in e.value.message
     assert set(repository.info("b").variants) == {"onnx"}
+
+
+def _masked_mean(x: Tensor) -> Tensor:
+    """Rows of padding alone (zeros) give zeros."""
+    real = (x != 0).any(-1, keepdim=True)
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def test_what_an_engine_makes_of_padding_alone_is_told(repository: BlockRepository) -> None:
+    contract = contract_form(Contract(VECTORS, TensorSpec("float32", ("rows", 2))))
+    promise = PaddingForm(dim=LENGTH.dim, value=LENGTH.value, error=0, tolerance=1e-4)
+    update = {"name": "p", "contract": contract, "padding": promise}
+    repository.save(repository.manifest("b").model_copy(update=update), b"reference")
+
+    def divides(x: Tensor) -> Tensor:
+        return x.sum(1) / (x != 0).any(-1, keepdim=True).sum(1)
+
+    bench = Bench(one=_masked_mean, two=divides)
+    bench.reference = _masked_mean
+    report = convert_block(repository, "p", "onnx", bench)
+    assert set(report.errors) == {"one", "two"}, "no length's promise is broken"
+    assert "nothing but padding two makes another result: it differs by nan" in report.warning
+    bench.reference = divides  # whose own result is no number
+    assert convert_block(repository, "p", "onnx", bench).warning == ""
 
 
 def test_the_tolerance_can_be_given(repository: BlockRepository) -> None:

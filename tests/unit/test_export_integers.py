@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from blockflow.bench.profiling import child
 from blockflow.bench.profiling.plan import Cell
+from blockflow.core.errors import ExportError
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Padding, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
@@ -48,6 +50,23 @@ def test_the_block_that_takes_tokens_keeps_it(repo: BlockRepository) -> None:
     assert [repo.manifest(f"m-{i}").int_below for i in (1, 2)] == [WORDS, None]
     stored(repo, None, "n")
     assert repo.manifest("n-1").int_below is None
+
+
+class Weekdays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(7, 2))
+
+    def forward(self, days: Tensor) -> Tensor:
+        return nn.functional.embedding(days, self.table).sum(1)
+
+
+def test_an_index_outside_of_the_models_table_is_explained(repo: BlockRepository) -> None:
+    model = LoadedModel(Weekdays().eval(), "t", TOKENS, int_below=WORDS)
+    with pytest.raises(ExportError, match="index out of range") as e:
+        export_model(model, repo, prefix="w")
+    assert e.value.code == "EXPORT_FAILED"
+    assert re.search(r"integers from \d+ to \d+ \(--int-below\)", e.value.hint)
 
 
 def test_models_of_the_zoo_keep_theirs(repo: BlockRepository) -> None:
