@@ -229,6 +229,37 @@ class WaitingRoom:
                 heapq.heappop(order)
         return picked
 
+    def with_company(
+        self,
+        aboard: Sequence[Query],
+        others: Iterable[Query],
+        limit: int,
+        admit: Admit | None = None,
+    ) -> list[Query]:
+        """A batch of ``aboard`` and as many of ``others`` as it may take, in their order. All of
+        them are of one group, and have been served.
+
+        Args:
+            limit: rows of the whole batch.
+            admit: has the last word on each of the others; is asked about ``aboard`` first.
+        """
+        batch, rows, used = [], 0, self._used(aboard)
+        for query in aboard:
+            batch.append(query)
+            rows += query.rows
+            if admit is not None:
+                admit(rows, query)
+        for query in others:
+            task, total = self._task(query), rows + query.rows
+            cap, already = self._shares[task].max_batch_rows, used[task]
+            if total > limit or (cap and already and already + query.rows > cap):
+                continue
+            if admit is not None and not admit(total, query):
+                break
+            batch.append(query)
+            rows, used[task] = total, already + query.rows
+        return batch
+
     def serve(self, group: Group, picked: Sequence[Query]) -> None:
         """``picked`` by :meth:`pick` just now run: they are gone, and their tasks have had them."""
         if not picked:

@@ -13,7 +13,8 @@ from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import Integer, Kind, Number, option_problems
-from blockflow.batching.policy import Decision, Run, WaitUntil
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil
+from blockflow.batching.predicting import in_time
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start
 from blockflow.batching.room import Admit, Group
 from blockflow.batching.shares import TaskShare
@@ -47,8 +48,9 @@ class WindowPolicy(QueueingPolicy):
     deadline allows no more delay.
 
     Between the stages of a worker nothing is delayed: what has left one stage runs through the next
-    as it is, and what is under way goes before what is not. In one lane a batch therefore goes to
-    its end before the next one starts.
+    with whatever else is under way and waits there already, and what is under way goes before what
+    is not. In one lane a batch therefore goes to its end before the next one starts. With several,
+    where the ways of two batches part into the same stages, the parts run together.
     """
 
     NAME: ClassVar[str] = "window"
@@ -91,15 +93,17 @@ class WindowPolicy(QueueingPolicy):
         return self._begin(now, busy) if len(self._room) else None
 
     def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:
-        """Run what waits at the first free stage of a batch under way; None when all are busy."""
+        """Run what waits at the first free stage of a batch under way, and with it what waits there
+        of younger ones; None when all are busy."""
         waiting = list(convoy.waiting.values())
         stages = {q.stage for q in waiting}.difference(busy)
         if not stages:
             return None
         stage = min(stages, key=self._position.__getitem__)
-        queries = self._fitting([q for q in waiting if q.stage == stage])
-        if len(queries) < len(waiting):
-            # Ways part here. Who runs now is a part of its own, the others are next.
+        mine = self._fitting([q for q in waiting if q.stage == stage])
+        queries = self._with_company(convoy, mine, now)
+        if len(mine) < len(waiting) or len(mine) < len(queries):
+            # Ways part or meet here. Who runs now is a part of its own, the others are next.
             convoy = _Batch(convoy.number)
             self._convoys.join(convoy, queries)
         else:
@@ -107,6 +111,21 @@ class WindowPolicy(QueueingPolicy):
         self._convoys.start(convoy, queries)
         convoy.since = now
         return self._run(queries)
+
+    def _with_company(self, convoy: _Batch, mine: list[Query], now: int) -> list[Query]:
+        """``mine``, which ``convoy`` is to run, and of the other batches who waits for the same."""
+        group = self._group_of(mine[0])
+        others = [
+            query
+            for other in self._under_way
+            if other is not convoy
+            for query in other.waiting.values()
+            if self._group_of(query) == group
+        ]
+        if not others:
+            return mine
+        admit = in_time(now, self._times(), self._route) if self._costs.known else None
+        return self._room.with_company(mine, others, self._max_rows[group[0]], admit)
 
     def _begin(self, now: int, busy: Collection[int]) -> Decision:
         room = self._room

@@ -174,6 +174,13 @@ def test_tasks_share_the_trunk_and_no_full_model(
     assert len(changed) == 3 * 11
 
 
+def test_all_lanes_have_the_rows_of_one_batch_where_memory_is_mostly_that_of_activations() -> None:
+    late, none = FULL.parted_late(), {"policy": "none"}
+    assert homes.parted(FULL, homes.window(FULL), 2) == homes.window(FULL)
+    assert homes.parted(late, homes.window(late), 2)["max_rows"] == late.trunk_rows // 2
+    assert homes.parted(late, none, 2) == none
+
+
 def test_a_probe_outlasts_what_a_short_one_would_not_see() -> None:
     """A queue that grows by a twentieth of what comes outgrows the bound within twenty bounds."""
     assert FULL.probe_seconds(1116.0) == pytest.approx(22.32)

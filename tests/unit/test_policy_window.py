@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
@@ -160,7 +161,57 @@ def test_a_part_of_a_batch_does_not_overtake_an_older_batch() -> None:
     assert policy.decide(0, {2}) == Run(3, (2,))
     goes_on(1, 2, 4)
     goes_on(2, 3, 4)
-    assert policy.decide(0) == Run(4, (1,))
+    assert policy.decide(0) == Run(4, (1, 2))  # the older first, and they go on together
+
+
+def lands(policy: Policy, stage: int, keys: tuple[int, ...], to: int, ms: int = 1000) -> None:
+    """A batch has left ``stage``; all of it goes on at ``to``."""
+    policy.done(stage, keys, 0)
+    for key in keys:
+        policy.arrive(query(key, 0, stage=to, first=False, task=key % 2, deadline_ms=ms), 0)
+
+
+def beside(policy: Policy, ms: int = 1000) -> None:
+    """Two batches of two, side by side in stage 1; the younger is done first, and 2 is busy.
+    The older has ``ms`` left."""
+    for keys in ((1, 2), (3, 4)):
+        for key in keys:
+            policy.arrive(query(key, 0, task=key % 2), 0)
+        assert policy.decide(0) == Run(1, keys)
+    lands(policy, 1, (3, 4), 2)
+    assert policy.decide(0, {2}) is None
+    lands(policy, 1, (1, 2), 2, ms)
+
+
+def test_batches_that_wait_for_the_same_stage_run_together() -> None:
+    policy = make((1, 2, 3), max_rows=4)
+    beside(policy)
+    assert policy.decide(0) == Run(2, (1, 2, 3, 4))
+    lands(policy, 2, (1, 2, 3, 4), 3)
+    assert policy.decide(0) == Run(3, (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "shares", "runs"),
+    [
+        ({"max_rows": 3}, (), (1, 2, 3)),
+        ({}, (TaskShare(max_batch_rows=1), TaskShare()), (1, 2, 3)),
+    ],
+)
+def test_together_they_are_no_more_than_one_batch_may_be(
+    options: dict[str, int], shares: tuple[TaskShare, ...], runs: tuple[int, ...]
+) -> None:
+    policy = create_policy({"policy": "window", **options}, (1, 2), None, shares)
+    beside(policy)
+    assert policy.decide(0) == Run(2, runs)
+    assert policy.decide(0) == Run(2, (4,))
+
+
+def test_nobody_is_late_for_the_sake_of_a_younger_batch() -> None:
+    policy = make((1, 2), profiled=True)
+    beside(policy, ms=4)  # which three rows take, and four do not
+    assert policy.decide(0) == Run(2, (1, 2, 3))
+    assert policy.decide(0) == Run(2, (4,))
 
 
 def test_who_goes_on_within_the_worker_has_not_arrived_again() -> None:

@@ -106,7 +106,7 @@ def test_no_figure_is_cut_off(
     points = tuple(replace(p, p50_ms=p.p50_ms * times) for p in found.points)
     file = tmp_path / "p.json"
     file.write_text(json.dumps(replace(found, points=points).to_dict()))
-    wanted = ("--profile", str(file), "--seeds", "5", "--duration", str(0.05 * max(times, 0.1)))
+    wanted = ("--profile", str(file), "--seeds", "5", "--duration", str(0.05 * max(times, 0.04)))
     policies = ("--policy", "none", "--policy", "dvabatch", "--hop-ms", "0", "--turn-ms", "0")
     loads = ("--load", "0.5,1.2", "--processes", "1", "--warmup", "0")
     status, out = simulate(capsys, *wanted, *policies, *loads, "--batches")

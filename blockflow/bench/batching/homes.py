@@ -74,10 +74,10 @@ def topology(plan: Plan, policy: Policy, homes: Collection[str]) -> dict[str, An
             elif home == FULL_HOME:
                 blocks[name] = block_spec(name, name, window(plan), block)
             elif home == REPLICAS_HOME:
-                own = parted(policy, cores)
+                own = parted(plan, policy, cores)
                 blocks[name] = {**block_spec(name, KINDS[home], own, block), "replicas": cores}
             else:
-                own = parted(policy, lanes) if home == SHARED_HOME else window(plan)
+                own = parted(plan, policy, lanes) if home == SHARED_HOME else window(plan)
                 spec = block_spec(name, KINDS[home], own, block)
                 blocks[name] = {**spec, "lanes": lanes}
 
@@ -100,10 +100,10 @@ def own_block(block: str, task: int) -> str:
     return f"{block}.own{task}"
 
 
-def parted(policy: Policy, count: int) -> dict[str, Any]:
-    """The same for so many batches of a block at once: they have the rows of one of these together,
-    and so the memory of its activations."""
-    rows = policy.get("max_rows")
+def parted(plan: Plan, policy: Policy, count: int) -> dict[str, Any]:
+    """The same for so many batches of a block at once. Where the plan says so they have the rows of
+    one of these together, and so the memory of its activations."""
+    rows = policy.get("max_rows") if plan.rows_in_all_lanes else None
     more = {} if rows is None else {"max_rows": max(PER_TASK, rows // count)}
     return {**policy, **more}
 

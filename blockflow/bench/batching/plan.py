@@ -184,6 +184,8 @@ class Plan:
         rounds: of requests one by one, per policy.
         patience: how often a visit that something else disturbed is repeated.
         simulated: queries of a simulated run of the reasons.
+        rows_in_all_lanes: batches of a shared block that run side by side have the rows of one of
+            the bound's together, not each.
         decisions: per policy.
         effort: of the profiles.
         profile_again: whether each run measures them anew: bounds, t_opt and predictions come from
@@ -213,6 +215,7 @@ class Plan:
     parting: tuple[str, ...] = ("layer4", "layer4.2", "fc")
     simulated: int = 10_000
     together: int = 8
+    rows_in_all_lanes: bool = False
 
     @property
     def trunk_rows(self) -> int:
@@ -220,9 +223,11 @@ class Plan:
         return PER_TASK * self.together
 
     def parted_late(self) -> Plan:
-        """The same for tasks that have but a classifier of their own. Batches are half as large:
-        nearly all the memory is that of activations then, and grows with the rows."""
-        return replace(self, trunk=self.late, together=max(1, self.together // 2))
+        """The same for tasks that have but a classifier of their own. Batches are half as large,
+        and all lanes together have as many rows: nearly all the memory is that of activations then,
+        and a classifier takes few rows as it does many."""
+        few = max(1, self.together // 2)
+        return replace(self, trunk=self.late, together=few, rows_in_all_lanes=True)
 
     def probe_seconds(self, bound_ms: float) -> float:
         """Of a probe whose answers may take ``bound_ms``."""
