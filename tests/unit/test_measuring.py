@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,20 @@ def test_blocks_that_are_run_alike_share_a_command(repository: BlockRepository) 
 
 
 @pytest.mark.parametrize(
-    ("engine", "command"),
+    ("format_", "engine", "command"),
     [
-        ("auto", "blockflow profile a --engines echo --precisions fp32"),
-        ("openvino", "blockflow convert a@1 --to onnx"),
-        ("exported", ""),
+        ("echo", "auto", "blockflow profile a --engines echo --precisions fp32"),
+        ("pt2", "openvino", "blockflow convert a@1 --to onnx"),
+        ("echo", "openvino", ""),  # no command makes an ONNX model of it
+        ("echo", "exported", ""),
     ],
 )
 def test_a_blocks_state_names_a_command_or_none(
-    repository: BlockRepository, engine: str, command: str
+    repository: BlockRepository, format_: str, engine: str, command: str
 ) -> None:
     spec = BlockSpec(name="a", engine=engine)
-    told = ProfileShelf(repository.root).state(spec, repository.info("a"))
+    info = replace(repository.info("a"), format=format_)
+    told = ProfileShelf(repository.root).state(spec, info)
     assert (told["fresh"], told["command"]) == (False, command), told
 
 
