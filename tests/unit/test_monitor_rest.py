@@ -42,11 +42,14 @@ def dripping(answer: str, whole: int) -> Iterator[str]:
 
         def serve() -> None:
             with listener.accept()[0] as peer, suppress(OSError):
-                peer.recv(65536)  # or the end of the connection would be a reset
+                peer.recv(65536)
                 peer.sendall(answer[:whole].encode())
                 for byte in answer[whole:].encode():
                     gone.wait(0.1)
                     peer.sendall(bytes([byte]))
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(65536):  # unread, a body that came later would make it a reset
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()
