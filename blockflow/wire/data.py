@@ -239,6 +239,13 @@ def decode_data_plane(header: bytes | memoryview) -> Data | Failure | Withdraw:
         WireError: MALFORMED_MESSAGE or UNSUPPORTED_VERSION.
     """
     raw = unpack(header, max_bytes=limits.MAX_HEADER_BYTES, what=_WHAT)
+    try:
+        return _message_from_wire(raw)
+    except RecursionError:  # in quoting a field: a header has room for a thousand levels
+        raise malformed(_WHAT, "nested too deeply") from None
+
+
+def _message_from_wire(raw: Any) -> Data | Failure | Withdraw:
     if type(raw) is not list or not raw:
         raise malformed(_WHAT, "not an array")
     if raw[0] != limits.PROTOCOL_VERSION:

@@ -131,6 +131,7 @@ def replaced(value: Any, rnd: random.Random, odd: object) -> Any:
         b"\xd4\x01\x00",  # the smallest extension
         b"\xd6\xff\x00\x00\x00\x00",  # a time stamp
         b"\x91" * 2000,  # nesting
+        b"\x91" * 1020 + b"\xc0",  # as deep as msgpack goes, deeper than Python can show
         b"\x81\x01" * 1000,
         b"\xc1",
         b"",
