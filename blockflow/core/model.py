@@ -101,16 +101,16 @@ class TensorSpec:
 
     def row_bytes(self, binding: Mapping[str, int] | None = None) -> int:
         """Bytes of one row; unbound dynamic dims count with the largest value of their range, or
-        as 1024 without one."""
+        as 1024 without one, and formulas as 1 at least: a window of 2048 leaves less of that."""
         ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
         if binding:
             ranges |= {n: (binding[n], binding[n]) for n in ranges if n in binding}
-        return DTYPE_BYTES[self.dtype] * prod(bounds_of(d, ranges)[1] for d in self.dims[1:])
+        return tensor_bytes(self.dtype, (max(1, bounds_of(d, ranges)[1]) for d in self.dims[1:]))
 
     def least_row_bytes(self) -> int:
         """Bytes of the smallest row that there can be."""
         ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
-        return DTYPE_BYTES[self.dtype] * prod(bounds_of(d, ranges)[0] for d in self.dims[1:])
+        return tensor_bytes(self.dtype, (max(1, bounds_of(d, ranges)[0]) for d in self.dims[1:]))
 
     def bind(self, dtype: str, dims: Sequence[int], *, where: str = "") -> dict[str, int]:
         """Match a concrete tensor and return the values of the dynamic dims (``rows`` among them).

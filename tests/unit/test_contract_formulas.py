@@ -11,6 +11,7 @@ from blockflow.core.dims import Dim
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.core.paths import path_contract
+from blockflow.core.placement import desired_workers
 from blockflow.core.topology import parse_topology
 from blockflow.repository.formulas import as_input
 from blockflow.repository.manifest import contract_form
@@ -37,6 +38,21 @@ def test_a_formula_bounds_the_bytes_and_the_dims() -> None:
     assert contract.output.bounded and contract.output.dynamic == ("length",)
     assert contract.output_dims({"rows": 2, "length": 25}) == (2, 5, 8)
     assert not given("(length - 5)//4").bounded
+
+
+def test_a_row_has_bytes_where_the_assumed_length_leaves_nothing() -> None:
+    """A spectrogram's window of 2048, and no range: lengths are taken to be 1024 then."""
+    spectrum = given(80, "(length - 2048)//512 + 1")
+    assert spectrum.row_bytes() == spectrum.least_row_bytes() == 4 * 80
+    ears = block("ears", TensorSpec("float32", ("rows", "length")), spectrum)
+    topology = parse_topology({"blocks": ["ears"], "tasks": {"t": ["ears"]}}, lambda _: ears)
+    (worker,) = desired_workers(topology, (0, 1))
+    assert worker.full_slots == worker.slots == 16
+
+
+def test_two_dims_that_are_nothing_at_least_are_no_huge_row() -> None:
+    cut = given("height - 40000", "width - 40000")
+    assert cut.least_row_bytes() == 4
 
 
 def test_too_little_is_refused_as_the_requests_fault() -> None:
