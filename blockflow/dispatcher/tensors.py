@@ -13,6 +13,7 @@ from blockflow.core.errors import (
     BlockError,
     BlockFlowError,
     RequestError,
+    SystemError_,
     WireError,
     make_error,
 )
@@ -197,6 +198,7 @@ class TensorDesk:
         Raises:
             BlockError: OUTPUT_MISMATCH: it cannot be read.
             RequestError: WORKER_LOST: its arena is gone.
+            SystemError_: NO_SPACE: there is no room to map it.
         """
         try:
             return self._consumer.open(msg.tensor, frame)
@@ -204,6 +206,8 @@ class TensorDesk:
             raise RequestError("WORKER_LOST", "the worker died with its result") from exc
         except WireError as exc:
             raise BlockError("OUTPUT_MISMATCH", "the last block's result cannot be read") from exc
+        except SystemError_ as exc:
+            raise SystemError_(exc.code, "no room to read the result", hint=exc.hint) from exc
 
     def cut(
         self, buffer: InBuffer, start: int, rows: int, client: bytes, keep: bool = False

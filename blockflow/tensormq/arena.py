@@ -30,7 +30,7 @@ import os
 from pathlib import Path
 
 from blockflow.core.errors import RequestError, SystemError_, WireError
-from blockflow.core.scarcity import SCARCE
+from blockflow.core.scarcity import SCARCE, no_room
 from blockflow.tensormq.arena_files import checked_size, refused
 from blockflow.tensormq.leases import opened_mark
 
@@ -293,6 +293,7 @@ class ArenaReader:
         Raises:
             RequestError: WORKER_LOST: there is no such arena (any more).
             WireError: MALFORMED_MESSAGE: not an arena, or not this user's private files.
+            SystemError_: NO_SPACE: this process has no descriptor or memory left for it.
         """
         where = str(arena_path(run_dir, incarnation))
         try:
@@ -315,9 +316,9 @@ class ArenaReader:
                 "WORKER_LOST", f"the arena of incarnation {incarnation} is gone", where=where
             ) from exc
         except OSError as exc:
-            raise WireError(
-                "MALFORMED_MESSAGE", f"cannot map the arena: {exc.strerror}", where=where
-            ) from exc
+            why = f"cannot map the arena: {exc.strerror}"
+            scarce = no_room(exc, why, where)
+            raise scarce or WireError("MALFORMED_MESSAGE", why, where=where) from exc
         return cls(mapping, marks, incarnation, where)
 
     def current(self, slot: int, lane: int, generation: int) -> bool:

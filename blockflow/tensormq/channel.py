@@ -242,6 +242,7 @@ class Consumer(ABC):
             and
                 descriptor differ in size.
             RequestError: WORKER_LOST: the owner's arena is gone.
+            SystemError_: NO_SPACE: nothing is left to map it with.
         """
 
     @abstractmethod

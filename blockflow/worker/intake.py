@@ -85,7 +85,9 @@ class Intake:
                 return arrival
             self._refuse(str(exc))
             # The sender's fault or its death, never the client's, whose error WireError would be.
-            error = exc if isinstance(exc, RequestError) else SystemError_("INTERNAL", exc.message)
+            code = "INTERNAL" if isinstance(exc, WireError) else exc.code
+            known = isinstance(exc, RequestError)
+            error = exc if known else SystemError_(code, exc.message, hint=exc.hint)
             arrival.refused = [(item, error) for item in msg.items]
             return arrival
         self._admit(msg, buffer, now, arrival)

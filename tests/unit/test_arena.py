@@ -182,6 +182,21 @@ def test_what_is_lacking_is_named(
     assert not arena_path(run_dir, 7).exists()
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_reader_without_a_descriptor_is_short_of_one(
+    run_dir: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def lacks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lacks)
+        with pytest.raises(SystemError_) as info:
+            ArenaReader.open(run_dir, OWNER)
+    assert info.value.code == "NO_SPACE" and info.value.retryable and info.value.hint
+    assert ArenaReader.open(run_dir, OWNER).capacity == arena.capacity
+
+
 def test_a_missing_directory_is_a_typed_error(run_dir: Path) -> None:
     with pytest.raises(SystemError_):
         Arena.create(run_dir / "nowhere", 7, MIB, slots=1)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blockflow.core import limits
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.echo import EchoEngine
+from blockflow.tensormq.channel import InBuffer
 from blockflow.tensormq.inline import InlineConsumer
 from blockflow.wire.data import Data, Item, encode_data
 from blockflow.wire.tensor import TensorDesc
@@ -49,6 +52,27 @@ def test_time_under_way_is_the_requests_own(
     (ticket,) = intake.take(encode_data(message), bytes(8), now).tickets
     assert ticket.transit_ns == transit_ms * MS
     assert ticket.deadline_ns == now + left_ms * MS
+
+
+class Refuses(InlineConsumer):
+    def __init__(self, error: BlockFlowError) -> None:
+        self.error = error
+
+    def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("NO_SPACE", "NO_SPACE"), ("WORKER_LOST", "WORKER_LOST"), ("MALFORMED_MESSAGE", "INTERNAL")],
+)
+def test_what_cannot_be_opened_is_told_as_what_it_is_and_never_the_clients_fault(
+    code: str, told: str
+) -> None:
+    message = Data(9, SENT, TensorDesc("float32", (1, 2)), (an_item(400),))
+    intake = Intake({}, Refuses(make_error(code, "why", hint="do", where="/run/arena-7")))
+    ((_, error),) = intake.take(encode_data(message), None, SENT).refused
+    assert (error.code, error.message, error.hint) == (told, "why", "do")
 
 
 @given(

@@ -8,10 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.channel import InBuffer
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES, Grant, GrantBook
+from blockflow.tensormq.inline import InlineConsumer
 from blockflow.wire.grants import Direction
 from blockflow.wire.tensor import Handle, TensorDesc
 
@@ -91,3 +93,26 @@ def test_into_a_message(padded: bool, slot: bool, keep: bool) -> None:
     result = scene.cut(padded, b"slots" if keep else b"plain", slot=slot, keep=keep)
     assert result.place is None and bytes(result.frame) == right(padded)
     assert scene.copies() == (1 if padded or slot or keep else 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("NO_SPACE", "NO_SPACE"),
+        ("WORKER_LOST", "WORKER_LOST"),
+        ("MALFORMED_MESSAGE", "OUTPUT_MISMATCH"),
+    ],
+)
+def test_a_result_that_cannot_be_opened_is_told_without_arenas_and_paths(
+    code: str, told: str
+) -> None:
+    class Refuses(InlineConsumer):
+        def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
+            raise make_error(code, "cannot map the arena", where="/run/arena-7")
+
+    nobody = cast(Any, None)
+    desk = TensorDesk(nobody, Refuses(), nobody)
+    with pytest.raises(BlockFlowError) as caught:
+        desk.open(cast(Any, SimpleNamespace(tensor=None)), None)
+    assert caught.value.code == told
+    assert "arena" not in str(caught.value)
