@@ -20,7 +20,9 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from blockflow.core.errors import RequestError, make_error
+from blockflow.core.errors import RequestError
+from blockflow.core.scarcity import no_room
+from blockflow.core.text import has_half
 from blockflow.tensormq.arena import DEVICE_BIT, arena_path, marks_path
 from blockflow.tensormq.atwork import work_path
 
@@ -76,7 +78,7 @@ class RunDir:
         Raises:
             SystemError_: NO_SPACE.
             RequestError: INVALID_REQUEST when the root is not a private directory of this user, or
-                its path is too long for sockets.
+                its path is too long for sockets or not UTF-8.
         """
         # Absolute: clients elsewhere are told its addresses.
         root = (run_root() if root is None else root).absolute()
@@ -87,6 +89,13 @@ class RunDir:
                 where=ROOT_ENV,
                 hint=f"set {ROOT_ENV} to a shorter path",
             )
+        if has_half(str(root)):
+            raise RequestError(
+                "INVALID_REQUEST",
+                f"{root} is not UTF-8, as the addresses of sockets below it have to be",
+                where=ROOT_ENV,
+                hint=f"set {ROOT_ENV} to another path",
+            )
         try:
             while True:
                 _make_root(root)  # each time: another system's end may have taken it away
@@ -94,12 +103,11 @@ class RunDir:
                 if made is not None:
                     return made
         except OSError as exc:
-            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise make_error(
-                "NO_SPACE" if full else "INVALID_REQUEST",
-                f"cannot make a run directory: {exc.strerror}",
-                where=str(root),
-                hint=f"set {ROOT_ENV} to a directory of yours",
+            why = f"cannot make a run directory: {exc.strerror}"
+            hint = f"set {ROOT_ENV} to a directory of yours"
+            scarce = no_room(exc, why, str(root))
+            raise scarce or RequestError(
+                "INVALID_REQUEST", why, where=str(root), hint=hint
             ) from exc
 
     @classmethod

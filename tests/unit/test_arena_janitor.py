@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, SystemError_
 from blockflow.tensormq import janitor
 from blockflow.tensormq.arena import DEVICE_BIT, Arena
 from blockflow.tensormq.janitor import (
@@ -268,6 +269,26 @@ def test_a_root_too_long_for_sockets_is_refused_with_a_hint(tmp_path: Path) -> N
         RunDir.create(tmp_path / ("x" * 90))
     assert info.value.code == "INVALID_REQUEST"
     assert ROOT_ENV in info.value.hint
+
+
+def test_a_root_that_is_not_utf8_is_refused_with_a_hint(root: Path) -> None:
+    root = root / os.fsdecode(bytes([0xE9]))
+    with pytest.raises(RequestError, match="UTF-8") as info:
+        RunDir.create(root)
+    assert info.value.code == "INVALID_REQUEST" and ROOT_ENV in info.value.hint
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM])
+def test_a_machine_without_room_is_told_of_as_that(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def lacks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", lacks)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        RunDir.create(root)
 
 
 def test_the_environment_chooses_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
