@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from blockflow.core.errors import Problem
 from blockflow.core.guess import Guesses
-from blockflow.core.jsonpath import member
+from blockflow.core.jsonpath import member, shortened
 from blockflow.core.text import has_half
 
 S = TypeVar("S", bound=BaseModel)
 
 _MOST_LEVELS = 8
 """Of lists and objects in a block's field: of a launch order's twelve four are around it."""
+_MOST_FINDINGS = 100
+"""Of one object; the rest are counted. A body has room for a hundred thousand unknown fields."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 """The numbers that MessagePack has."""
 
@@ -24,7 +27,7 @@ def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> li
     """What a model finds wrong with an object that stands at ``base``."""
     out = []
     guesses: dict[type[BaseModel], Guesses] = {}
-    for err in exc.errors():
+    for err in exc.errors(include_url=False)[:_MOST_FINDINGS]:
         path = base
         for part in err["loc"]:
             path = f"{path}[{part}]" if isinstance(part, int) else member(path, str(part))
@@ -32,16 +35,27 @@ def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> li
         message = err["msg"].removeprefix("Value error, ")
         if err["type"] == "extra_forbidden":
             field = str(err["loc"][-1])
-            message = f"unknown field {field!r}"
+            message = f"unknown field {shortened(field)!r}"
             owner = _at(model, err["loc"][:-1])
-            known = guesses.setdefault(owner, Guesses(owner.model_fields))
-            hint = known.hint(field) or f"known: {', '.join(owner.model_fields)}"
+            if owner not in guesses:
+                guesses[owner] = Guesses(owner.model_fields)
+            hint = guesses[owner].hint(field) or f"known: {', '.join(owner.model_fields)}"
         elif err["type"] == "missing":
             message = "required field is missing"
         elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
-            message = f"{message} (got {err['input']!r})"
+            message = f"{message} (got {shortened(repr(err['input']))})"
         out.append(Problem(path, message, hint))
-    return out
+    return [*out, *_further(exc.error_count(), base)]
+
+
+def told(found: Collection[Problem], base: str) -> list[Problem]:
+    """The findings about the object at ``base`` that are told, and how many more there are."""
+    return [*islice(found, _MOST_FINDINGS), *_further(len(found), base)]
+
+
+def _further(count: int, base: str) -> list[Problem]:
+    left = count - _MOST_FINDINGS
+    return [Problem(base, f"and {left} more such finding{'s' if left > 1 else ''}")] * (left > 0)
 
 
 def _at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel]:
@@ -56,7 +70,8 @@ def _at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel]:
 
 def wrong_fields(exc: ValidationError) -> set[str]:
     """Of the object itself, not of what it holds."""
-    return {str(err["loc"][0]) for err in exc.errors() if err["loc"]}
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    return {str(err["loc"][0]) for err in errors if err["loc"]}
 
 
 def usable(kind: type[S], entry: Mapping[str, Any], wrong: Collection[str]) -> S | None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from blockflow.core import limits
 from blockflow.core.agreement import group_problems
 from blockflow.core.artifacts import Lookup, Pinned, by_name, found_artifacts
-from blockflow.core.entries import from_pydantic, uncarried, usable, wrong_fields
+from blockflow.core.entries import from_pydantic, told, uncarried, usable, wrong_fields
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.fitting import arena_problems, core_problems, row_problems, size_problems
 from blockflow.core.jsonpath import member
@@ -284,13 +284,13 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
             continue
         fields = {"name": entry} if isinstance(entry, str) else entry
         lost = uncarried(fields, path)
-        problems += lost.values()
+        problems += told(lost.values(), path)
         spec: BlockSpec | None
         try:
             spec = BlockSpec.model_validate({k: fields[k] for k in fields if k not in lost})
         except ValidationError as exc:
-            told = {p.path for p in lost.values()}  # they are not missing
-            found = [p for p in from_pydantic(exc, path, BlockSpec) if p.path not in told]
+            known = {p.path for p in lost.values()}  # they are not missing
+            found = [p for p in from_pydantic(exc, path, BlockSpec) if p.path not in known]
             if isinstance(entry, str):
                 found = [Problem(path, p.message, p.hint) for p in found]
             problems += found

@@ -146,3 +146,29 @@ def test_a_block_that_stands_twice_is_no_whole_draft() -> None:
 def test_a_draft_of_nonsense_is_empty(body: Any) -> None:
     draft = draft_topology(body, lookup, cores=(0,))
     assert draft.problems and not draft.whole and not draft.topology.blocks
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        dict.fromkeys(map(str, range(300)), 1),
+        {"cores": [None] * 300},
+        dict.fromkeys(map(str, range(300)), "\ud800"),
+    ],
+)
+def test_of_one_objects_findings_a_hundred_are_told_and_the_rest_counted(
+    many: dict[str, Any],
+) -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": [{"name": "block1", **many}], "tasks": {}}, lookup)
+    *_, last = found = caught.value.problems
+    assert len(found) == 101 and last.path == "$.blocks[0]"
+    assert last.message == "and 200 more such findings"
+
+
+def test_what_a_finding_quotes_is_short() -> None:
+    body = {"blocks": [{"name": "x" * 5000, "y" * 5000: 1}], "tasks": {"t": {"z" * 5000: 1}}}
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, lookup)
+    assert len(caught.value.problems) == 4
+    assert all(len(p.path) < 200 and len(p.message) < 300 for p in caught.value.problems)
