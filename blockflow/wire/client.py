@@ -12,7 +12,7 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, from_dict
-from blockflow.wire.codec import decode, encode, is_int, joined, malformed, wrong_version
+from blockflow.wire.codec import cut_texts, decode, encode, is_int, joined, malformed, wrong_version
 from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming, timings_from_wire
 from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
@@ -27,7 +27,8 @@ KIND_INVITATION = 22
 _WHAT = "client message"
 _U64 = 2**64 - 1
 _U32 = 2**32 - 1
-_TEXT_LIMIT = 2000
+_TEXT_LIMIT = 4000
+"""Bytes of each text of an error."""
 
 MAX_TRIES = 255
 """Sendings of one request under the same id."""
@@ -262,12 +263,7 @@ def encode_description(request_id: bytes, body: Sequence[bytes]) -> bytes:
 
 
 def _result_to_wire(r: TaskResult) -> list[Any]:
-    error = None
-    if r.error is not None:
-        error = r.error.to_dict()
-        for key in ("message", "where", "hint"):
-            if key in error:
-                error[key] = error[key][:_TEXT_LIMIT]
+    error = None if r.error is None else cut_texts(r.error.to_dict(), _TEXT_LIMIT)
     return [
         r.task,
         None if r.tensor is None else r.tensor.to_wire(),

@@ -6,7 +6,7 @@ or a :class:`~blockflow.core.errors.WireError`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -19,6 +19,17 @@ def encode(value: Any) -> bytes:
     """Pack plain values (None, bool, int, float, str, bytes, list, dict)."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
+
+
+def cut_texts(error: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
+    """A :meth:`BlockFlowError.to_dict` as a message can take it. Texts are cut, as frameworks quote
+    a whole model in one; halves of surrogate pairs go as Python writes them, ``\\udcff``."""
+    out = dict(error)
+    for key in ("message", "where", "hint"):
+        if key in out:
+            text = str(out[key]).encode(errors="backslashreplace")
+            out[key] = text[:most_bytes].decode(errors="ignore")  # not half of a character
+    return out
 
 
 def joined(parts: Sequence[bytes]) -> bytes:

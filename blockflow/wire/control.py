@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from blockflow.core import limits
-from blockflow.wire.codec import decode, encode, malformed, wrong_version
+from blockflow.wire.codec import cut_texts, decode, encode, malformed, wrong_version
 
 _WHAT = "control message"
+_TEXT_LIMIT = 16_000
+"""Bytes of each text of an error: enough to tell, and far from the limit of a message."""
 
 OUT_OF_MEMORY = b"\1"
 """Among the records of :class:`PeerGone`: the kernel killed the process for want of memory, which
@@ -261,6 +263,8 @@ def encode_control(msg: ControlMessage) -> bytes:
     body: dict[str, Any] = {"v": limits.PROTOCOL_VERSION, "k": msg.KIND}
     for f in fields(msg):
         body[f.name] = getattr(msg, f.name)
+    if "error" in body:
+        body["error"] = cut_texts(body["error"], _TEXT_LIMIT)
     return encode(body)
 
 

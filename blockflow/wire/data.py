@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, WireError, from_dict
 from blockflow.core.routing import PathTree
-from blockflow.wire.codec import check_depth, encode, is_int, malformed, unpack, wrong_version
+from blockflow.wire.codec import (
+    check_depth,
+    cut_texts,
+    encode,
+    is_int,
+    malformed,
+    unpack,
+    wrong_version,
+)
 from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
 KIND_DATA = 1
@@ -219,16 +227,13 @@ def _layout(items: int) -> struct.Struct:
 
 
 _TEXT_LIMIT = 600
-"""Longest error text in a Failure, so that the header limit holds with MAX_ITEMS items."""
+"""Longest error text in a Failure, in bytes: the header limit holds for any script."""
 
 
 def encode_failure(msg: Failure) -> bytes:
     """Encode a failure; long texts are cut so that the header stays within its limit."""
-    err = msg.error.to_dict()
+    err = cut_texts(msg.error.to_dict(), _TEXT_LIMIT)
     err.pop("details", None)
-    for key in ("message", "where", "hint"):
-        if key in err:
-            err[key] = err[key][:_TEXT_LIMIT]
     return _encode(KIND_FAILURE, msg.sender, err, msg.sent_ns, msg.items)
 
 

@@ -276,7 +276,7 @@ class Delivery:
             if chunk and (item is None or full):
                 msg = Failure(self._incarnation, time.monotonic_ns(), error, tuple(chunk))
                 header = encode_failure(msg)
-                if len(header) > limits.MAX_HEADER_BYTES:  # a long text in a wide script
+                if len(header) > limits.MAX_HEADER_BYTES:  # a long text on a long path
                     short = make_error(error.code, error.message[:200])
                     header = encode_failure(replace(msg, error=short))
                 if not self._push.send(route.endpoint, [header]):

@@ -10,7 +10,7 @@ from wire_messages import V
 from blockflow.core import limits
 from blockflow.core.errors import WireError, make_error
 from blockflow.core.routing import PathNode, PathTree
-from blockflow.wire import client, data
+from blockflow.wire import client, control, data
 from blockflow.wire.codec import encode
 from blockflow.wire.tensor import desc_from_wire
 
@@ -178,12 +178,41 @@ def test_tries_outside_their_limits(tries: object) -> None:
         client.decode_to_dispatcher(encode(raw))
 
 
-def test_long_error_texts_are_cut() -> None:
-    error = make_error("BLOCK_FAILED", "m" * 5000, where="w" * 5000, hint="h" * 5000)
+@pytest.mark.parametrize("m", ["m", "\u00e9", "\u6a21", "\U0001f4a5"])
+def test_long_error_texts_are_cut(m: str) -> None:
+    error = make_error("BLOCK_FAILED", m * 5000, where=m * 5000, hint=m * 5000)
     one = data.Item(bytes(16), 1, 1, PathTree((PathNode(1, -1, True),)), 0, 1, 1)
     frame = data.encode_failure(data.Failure(1, 1, error, (one,)))
-    assert len(frame) <= limits.MAX_HEADER_BYTES
+    assert len(frame) <= limits.MAX_HEADER_BYTES // 2  # the items want room as well
     got = data.decode_data_plane(frame)
     assert isinstance(got, data.Failure)
     assert got.error.code == "BLOCK_FAILED"
-    assert got.error.message.startswith("mmm")
+    assert got.error.message.startswith(m * 3) and set(got.error.hint) == {m}
+
+
+def test_an_error_whose_text_is_not_unicode_can_be_told() -> None:
+    error = make_error("BLOCK_FAILED", "no file /models/caf\udce9")
+    one = data.Item(bytes(16), 1, 1, PathTree((PathNode(1, -1, True),)), 0, 1, 1)
+    failure = data.decode_data_plane(data.encode_failure(data.Failure(1, 1, error, (one,))))
+    started = control.decode_control(
+        control.encode_control(control.StartFailed(1, error.to_dict()))
+    )
+    result = client.TaskResult("t", None, error)
+    reply = client.decode_to_client(client.encode_to_client(client.Reply(bytes(16), 1, (result,))))
+    assert isinstance(failure, data.Failure) and isinstance(reply, client.Reply)
+    assert isinstance(started, control.StartFailed)
+    (told,) = [r.error for r in reply.results]
+    assert told is not None
+    for message in (failure.error.message, started.error["message"], told.message):
+        assert message == "no file /models/caf\\udce9"
+
+
+@pytest.mark.parametrize("m", ["m", "\u6a21", "\udcff"])
+def test_a_start_that_failed_with_a_huge_text_is_told_all_the_same(m: str) -> None:
+    """A frame over the limit would close the connection, and nobody would learn of it."""
+    error = make_error("LOAD_FAILED", m * 2_000_000, where="block1", details={"field": "engine"})
+    frame = control.encode_control(control.StartFailed(1, error.to_dict()))
+    told = control.decode_control(frame)
+    assert isinstance(told, control.StartFailed)
+    assert len(frame) < 20_000 and len(told.error["message"]) > 5_000
+    assert (told.error["where"], told.error["details"]) == ("block1", {"field": "engine"})
