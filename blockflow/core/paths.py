@@ -9,8 +9,11 @@ from blockflow.core.dims import Dim, names_in, substituted
 from blockflow.core.errors import Problem
 from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import ROWS, BlockInfo, Contract, TensorSpec
 from blockflow.core.specs import TaskSpec
+
+_TRIED = 16
+"""Sizes at each end of a dim's range that two paths are compared by."""
 
 
 def path_contract(path: Sequence[str], infos: Mapping[str, BlockInfo]) -> Contract:
@@ -113,5 +116,23 @@ def _canary(
     given = old.output.accepts(new.output) or new.output.accepts(old.output)
     why = f"{new.input} for {old.input} ({taken})" if taken else ""
     why = why or (f"{new.output} for {old.output} ({given})" if given else "")
+    why = why or _other_dims(old, new)
     hint = "a canary answers as the task does; publish it as a task of its own"
     return [Problem(path, f"its contract is not the task's: {why}", hint)] if why else []
+
+
+def _other_dims(old: Contract, new: Contract) -> str:
+    """An input of which two contracts that fit each other make different dims ('' if none of those
+    tried is one): formulas of one meaning can be written in many ways, so they are worked out."""
+    for sample in range(-_TRIED, _TRIED):
+        bound = {ROWS: 1}
+        for n, name in enumerate(old.input.dynamic):
+            lo, hi = old.input.bounds(name)
+            # from both ends, and no two dims alike
+            bound[name] = min(lo + sample + n, hi) if sample >= 0 else max(hi + 1 + sample - n, lo)
+        takes = old.input.resolve(bound)
+        renamed = {n: d for n, d in zip(new.input.dims, takes, strict=True) if isinstance(n, str)}
+        was, now = old.output.resolve(bound), new.output.resolve(renamed)
+        if was != now and min(was) > 0:
+            return f"of {list(takes)} it makes {list(now)}, the task {list(was)}"
+    return ""

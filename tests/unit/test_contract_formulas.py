@@ -169,3 +169,29 @@ def test_classes_bound_what_they_can_name() -> None:
     assert within_classes(behind, [["ears", "head"]], infos, classes) == behind
     first = path_contract(["same"], infos)
     assert within_classes(first, [["same"]], infos, classes).input.ranges == {"n": (1, 32)}
+
+
+@pytest.mark.parametrize(
+    ("other", "given_by_it", "words"),
+    [
+        (given("n", n=(8, 64)), given("n//4", n=(8, 64)), "it makes"),
+        (given("n", n=(8, 64)), given("n - 32", n=(8, 64)), "it makes"),
+        (given("n", n=(8, 64)), given("(n - n%2)//2", n=(8, 64)), ""),
+        (given("n", n=(1, 99)), given("n//2", n=(1, 99)), ""),
+        (given("n"), given("n*2//4"), ""),
+    ],
+)
+def test_a_canary_gives_as_much_as_its_task(
+    other: TensorSpec, given_by_it: TensorSpec, words: str
+) -> None:
+    taken = given("length", length=(8, 64))
+    half = block("half", taken, given("length//2", length=(8, 64)))
+    infos = {"half": half, "new": block("new", other, given_by_it)}
+    task = {"path": ["half"], "canary": {"path": ["new"], "share": 0.5}}
+    body = {"blocks": ["half", "new"], "tasks": {"t": task}}
+    if not words:
+        assert parse_topology(body, infos.__getitem__).tasks["t"].canary is not None
+        return
+    with pytest.raises(TopologyError) as caught:
+        parse_topology(body, infos.__getitem__)
+    assert words in caught.value.problems[0].message
