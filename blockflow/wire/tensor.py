@@ -79,9 +79,9 @@ class TensorDesc:
 
 
 def desc_from_wire(raw: Any, what: str) -> TensorDesc:
-    """Decode and check a descriptor: known dtype, rank <= 8, positive dims, <= 256 MiB.
+    """Decode and check a descriptor: known dtype, rank <= 8, dims within bounds, <= 256 MiB.
 
-    Zero-sized dims pass here (the contract check answers them with EMPTY_INPUT).
+    Zero-sized dims pass here (the contract check answers them: EMPTY_INPUT, CONTRACT_MISMATCH).
 
     Raises:
         WireError: MALFORMED_MESSAGE, or TOO_LARGE by way of the message limit.
