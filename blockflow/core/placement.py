@@ -29,7 +29,8 @@ SOFT_ARENA_BYTES = 256 * MIB
 """Default ceiling of an arena, unless the least outputs need more. Arenas commit memory only as it
 is used, so this bounds a worker under load; it is not its cost when idle."""
 _PAGE = 4096
-
+_NAMED = 8
+"""Workers that one text names: each of a thousand findings has it."""
 
 _CHANGEABLE = frozenset(
     {
@@ -153,6 +154,8 @@ def oversubscription(specs: Sequence[WorkerSpec], plan: ThreadPlan, cores: Seque
     most = min(there, allowed)
     limit = f" (of {there}, the control group's limit)" if allowed < there else ""
     names = [s.name for s, n in zip(specs, plan.unplaced, strict=True) if n]
+    if len(names) > _NAMED:
+        names[_NAMED:] = [f"and {len(names) - _NAMED} more"]
     return (
         f"{total} threads may compute at once on {most} core{'s' if most > 1 else ''}{limit}; "
         f"asked for by {', '.join(names)}"
@@ -197,11 +200,12 @@ def crowding_problems(
         return []
     workers = _workers(topology, cores)
     plan = plan_workers(workers, cores)
+    all_together = oversubscription(workers, plan, cores)
     return [
         Problem(
             f"$.blocks[{index[spec.blocks[0]]}].{'threads' if spec.threads else 'lanes'}",
             f"{threads} threads x {spec.replicas}{f' x {lanes} lanes' if lanes > 1 else ''} of "
-            f"{spec.name!r}: {oversubscription(workers, plan, cores)}",
+            f"{spec.name!r}: {all_together}",
             'give fewer, or "auto"; with "oversubscribe": true it is taken as it is',
         )
         for spec, missing, threads, lanes in zip(

@@ -135,6 +135,15 @@ def test_threads_that_find_no_core_are_a_problem() -> None:
     workers({"blocks": [two], "tasks": {}})
 
 
+def test_of_many_who_lack_cores_a_few_are_named() -> None:
+    """Each of them has a finding of its own, and the text is in every one."""
+    two = [{"name": b, "threads": 2, "replicas": 2} for b in THESIS["blocks"]]
+    found = workers({"blocks": two, "tasks": {}, "oversubscribe": True})
+    many = [replace(found[0], name=f"w{n}") for n in range(1000)]
+    text = oversubscription(many, plan_workers(many, CORES), CORES)
+    assert text.endswith("asked for by w0, w1, w2, w3, w4, w5, w6, w7, and 992 more")
+
+
 def test_oversubscription_is_taken_when_it_is_meant() -> None:
     body = {"blocks": ["block1", {"name": "block2", "threads": 2}], "oversubscribe": True}
     found = workers({**body, "tasks": {}})
