@@ -152,8 +152,8 @@ def select(
     """Decide what runs ``block``.
 
     ``auto`` is the choice that ``blockflow profile --choose`` has recorded for this machine, where
-    there is one that keeps to an explicit ``precision`` and has not been refused since; else the
-    artifact format's own engine at fp32. Given options go over the choice's.
+    there is one of this release that keeps to an explicit ``precision`` and has not been refused
+    since; else the artifact format's own engine at fp32. Given options go over the choice's.
 
     Args:
         block: the stored block with its variants and choices.
@@ -255,6 +255,7 @@ def _settle(
         choice = block.choices.get(machine) if machine and device == "cpu" else None
         if (
             choice is not None
+            and _is_ours(choice)
             and precision in (AUTO, choice["precision"])
             and not refusal(block, str(choice["engine"]), str(choice["precision"]))
         ):
@@ -262,6 +263,12 @@ def _settle(
             return str(choice["engine"]), str(choice["precision"]), merged
         engine = own_engine(block.format) or ""
     return engine, "fp32" if precision == AUTO else precision, given
+
+
+def _is_ours(choice: Mapping[str, Any]) -> bool:
+    """Whether this release has what another one may have chosen."""
+    kind = ENGINES.get(str(choice["engine"]))
+    return kind is not None and choice["precision"] in kind.files
 
 
 def _option_problem(kind: EngineKind, name: str, value: Any, device: str) -> tuple[str, str] | None:

@@ -87,6 +87,12 @@ def test_auto_is_this_machines_choice() -> None:
     assert select(block, device="cuda:0", machine="here").engine == "exported"
 
 
+@pytest.mark.parametrize("other", [{"engine": "newer"}, {"precision": "int4"}])
+def test_a_choice_of_another_release_is_none(other: dict[str, str]) -> None:
+    block = replace(FULL, choices={"here": {**CHOICE, **other}})
+    assert select(block, machine="here") == select(block)
+
+
 def refusing(*engines: str, kind: str = "onnx-int8") -> BlockInfo:
     """``FULL``, of which these engines may not run one variant."""
     why = dict.fromkeys(engines, "differs by 0.5 on [8, 2], allowed is 0.1")
