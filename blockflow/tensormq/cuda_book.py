@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
+from blockflow.core.scarcity import no_room
 from blockflow.tensormq.arena import DEVICE_BIT, Arena, ArenaReader, arena_path
 from blockflow.tensormq.cuda_api import IPC_HANDLE_BYTES
 from blockflow.wire.codec import decode, encode
@@ -129,6 +130,7 @@ class BookReader:
 
     Raises:
         RequestError: WORKER_LOST: the owner is gone or about to go.
+        SystemError_: NO_SPACE: this process has no descriptor or memory left for it.
         WireError: MALFORMED_MESSAGE: not a book.
     """
 
@@ -147,9 +149,13 @@ class BookReader:
         except BlockFlowError:
             self.unlock()
             raise
-        except OSError as exc:
+        except BlockingIOError as exc:  # the owner has the lock for itself
             self.unlock()
             raise self._lost() from exc
+        except OSError as exc:
+            self.unlock()
+            why = f"cannot open the device book: {exc.strerror}"
+            raise no_room(exc, why, "device book") or self._lost() from exc
 
     @property
     def closing(self) -> bool:

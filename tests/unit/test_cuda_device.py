@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.tensormq.arena import DEVICE_BIT
+from blockflow.tensormq.arena import DEVICE_BIT, arena_path
 from blockflow.tensormq.cuda_api import ILLEGAL_ADDRESS, IPC_HANDLE_BYTES, CudaError
 from blockflow.tensormq.cuda_book import BookReader, Export, make_book, write_export, write_trial
 from blockflow.tensormq.cuda_device import CudaDevice
@@ -310,6 +313,23 @@ def test_an_export_goes_through_the_book_once() -> None:
         remove_leavings(run_dir.path, 7)
         with pytest.raises(Exception, match="WORKER_LOST"):
             BookReader(run_dir.path, 7)
+
+
+def test_a_book_is_not_lost_for_want_of_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with RunDir.create() as run_dir:
+        book = make_book(run_dir.path, 7, slots=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", lacks)
+            with pytest.raises(Exception, match="NO_SPACE"):
+                BookReader(run_dir.path, 7)
+        with open(arena_path(run_dir.path, 7 | DEVICE_BIT), "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # the owner's, which is closing
+            with pytest.raises(Exception, match="WORKER_LOST"):
+                BookReader(run_dir.path, 7)
+        book.close()
 
 
 @pytest.mark.parametrize(
