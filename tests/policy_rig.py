@@ -160,7 +160,7 @@ class TinyWorker:
         if fail:
             gone.add(run.keys[index % len(run.keys)])
         self.failed |= gone
-        self.policy.done(run.stage, [k for k in run.keys if k not in gone], now)
+        self.policy.done(run.stage, run.keys, now)
         for key, q in batch.items():
             if key in gone:
                 continue

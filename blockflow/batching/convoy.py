@@ -70,19 +70,14 @@ class Convoys:
         self._running.append(convoy)
 
     def done(self, stage: int, keys: Sequence[int]) -> Convoy | None:
-        """The convoy whose batch has left ``stage``; None when it is none of ours.
-
-        A batch without survivors names no key: it is the oldest that runs at the stage.
-        """
+        """The convoy whose batch of ``keys`` has left ``stage``; None when it is none of ours."""
         for convoy in self._running:
-            if convoy.stage == stage and (not keys or keys[0] in convoy.running):
+            if convoy.stage == stage and keys and keys[0] in convoy.running:
                 break
         else:
             return None
         self._running.remove(convoy)
-        convoy.landed = convoy.running.keys() & set(keys)
-        for key in convoy.running.keys() - convoy.landed:
-            self._of.pop(key, None)
+        convoy.landed = set(convoy.running)
         convoy.running = {}
         self._landed.append(convoy)
         return convoy

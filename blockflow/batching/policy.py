@@ -181,11 +181,11 @@ class Policy(ABC):
 
     @abstractmethod
     def done(self, stage: int, keys: Sequence[int], now: int) -> None:
-        """A batch has left ``stage``; ``keys`` are those that did not fail.
+        """A batch has left ``stage``; ``keys`` are all that its ``Run`` has named.
 
         Those that go on within this worker arrive again right after this call, before the next
-        :meth:`decide`. Branches of their paths arrive with them, under keys of their own
-        (``Query.origin``).
+        :meth:`decide`; who does not is gone, or has failed. Branches of their paths arrive with
+        them, under keys of their own (``Query.origin``).
         """
 
     @classmethod

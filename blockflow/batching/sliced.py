@@ -132,6 +132,7 @@ class _Trip:
     """A batch between the first and the last block of a stage.
 
     Attributes:
+        keys: of all that began it here.
         at: which of the stage's blocks it runs, or ran last.
         running: it runs there.
         asked: the policy has asked for it; else it goes on after something went wrong.
@@ -140,6 +141,7 @@ class _Trip:
         aside: those that have arrived elsewhere; they wait until the stage is done.
     """
 
+    keys: tuple[int, ...]
     at: int
     asked: bool
     running: bool = True
@@ -219,7 +221,7 @@ class SlicedPolicy(Policy):
             return  # another policy has started it
         trip.running = False
         if trip.at + 1 == len(members):
-            self._end(members[0], trip, keys, now)
+            self._end(members[0], trip, now)
             return
         trip.landed = set(keys)
         for key in keys:
@@ -233,7 +235,7 @@ class SlicedPolicy(Policy):
                 self._trip_of.pop(key, None)
             trip.landed = set()
             if not trip.held:
-                self._end(head, trip, (), now)
+                self._end(head, trip, now)
                 continue
             following = self._slice_of[head][trip.at + 1]
             if following not in busy:
@@ -243,14 +245,14 @@ class SlicedPolicy(Policy):
             if members[0] not in self._trips and not any(s in busy for s in members):
                 del self._strays[query.key]
                 at = members.index(query.stage)
-                self._trips[members[0]] = _Trip(at, asked=False)
+                self._trips[members[0]] = _Trip((query.key,), at, asked=False)
                 return Run(query.stage, (query.key,))
         # A stage is busy as long as one of its blocks runs a batch, or a batch is between them.
         seen = {self._slice_of[s][0] if s in self._slice_of else s for s in busy}
         self._policy.lanes = self.lanes
         decision = self._policy.decide(now, seen | self._trips.keys())
         if isinstance(decision, Run):
-            self._trips[decision.stage] = _Trip(0, asked=True)
+            self._trips[decision.stage] = _Trip(decision.keys, 0, asked=True)
         return decision
 
     def waiting(self) -> Iterable[Query]:
@@ -273,12 +275,12 @@ class SlicedPolicy(Policy):
         pad_to = () if alike else tuple(map(max, zip(*shapes, strict=True)))
         return Run(stage, tuple(q.key for q in queries), pad_to)
 
-    def _end(self, head: int, trip: _Trip, keys: Sequence[int], now: int) -> None:
+    def _end(self, head: int, trip: _Trip, now: int) -> None:
         """The stage is done: the policy hears of it, and of who waits elsewhere."""
         del self._trips[head]
         for key in trip.aside:
             del self._trip_of[key]
         if trip.asked:
-            self._policy.done(head, [*keys, *trip.aside], now)
+            self._policy.done(head, trip.keys, now)
         for query in trip.aside.values():
             self.arrive(query, now)

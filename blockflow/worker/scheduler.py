@@ -227,14 +227,13 @@ class Scheduler:
             self._running[batch.stage] = others
         if batch.alone:
             return
-        keys = [t.key for t in batch.tickets if t.key not in batch.errors]
         policy = self._by_stage[batch.stage]
         if batch.started_ns and batch.tickets:
             took = now - batch.started_ns
             policy.costs_of_rows.measured(batch.stage, batch.rows, took)
             self._spent[self._policies.index(policy)] += took
         try:
-            policy.done(batch.stage, keys, now)
+            policy.done(batch.stage, batch.keys, now)
         except Exception as exc:
             raise _raised(policy, exc) from exc
 
@@ -325,7 +324,7 @@ class Scheduler:
             # Rows that go the same way next lie side by side in the output: one message for them.
             # So do those of one length in a padded batch.
             tickets.sort(key=lambda t: (_next_stages(t), t.shape))
-        return Batch(run.stage, tuple(tickets), pad_to=run.pad_to)
+        return Batch(run.stage, tuple(tickets), pad_to=run.pad_to, keys=run.keys)
 
     def _remove(self, ticket: Ticket) -> None:
         del self._tickets[ticket.key]

@@ -160,6 +160,7 @@ class Batch:
     Attributes:
         stage: which.
         tickets: in row order of the output.
+        keys: of all that its policy has named, also those that were taken out before it began.
         out: where the engine writes, None for a result that stays in this worker.
         started_ns: end of waiting.
         forward_ns: when its present forward was begun: who is run again alone has one of its own.
@@ -191,6 +192,7 @@ class Batch:
     pad_to: tuple[int, ...] = ()
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     alone: bool = False
+    keys: tuple[int, ...] = ()
     replayable: bool = True
     landing: bool = False
 

@@ -62,8 +62,8 @@ def test_rows_that_run_count() -> None:
     convoys.join(part, queries)
     convoys.start(part, queries)
     assert part.row.size == 5 and not part.waiting
-    assert convoys.done(1, [2]) is part
-    assert part.landed == {2}
+    assert convoys.done(1, [1, 2]) is part
+    assert part.landed == {1, 2}
     again = queries[1]._replace(stage=2, first=False)
     assert convoys.arrive(again) and not convoys.arrive(query(9, 0))
     branch = queries[1]._replace(key=7, stage=3, first=False, origin=2)
@@ -84,5 +84,5 @@ def test_two_batches_at_one_stage_are_told_apart() -> None:
         convoys.join(part, [query(key, 0)])
         convoys.start(part, [query(key, 0)])
     assert convoys.done(1, [2]) is two
-    assert convoys.done(9, []) is None
-    assert convoys.done(1, []) is one
+    assert convoys.done(9, [1]) is convoys.done(1, [2]) is None
+    assert convoys.done(1, [1]) is one

@@ -245,7 +245,7 @@ def test_newcomers_that_all_drop_out_hold_nobody_back() -> None:
     policy.arrive(queries[3], 15 * MS)
     run = policy.decide(15 * MS)
     assert run == Run(1, (3,))
-    policy.done(1, [], 25 * MS)  # it failed
+    policy.done(1, [3], 25 * MS)  # it failed
     assert policy.decide(25 * MS) == Run(2, (1, 2))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from lanes_rig import Bench
 
+from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.shares import TaskShare
+from blockflow.core.errors import BlockError
 
 
 @pytest.mark.parametrize("policy", ["none", "window"])
@@ -25,6 +27,30 @@ def test_a_stage_with_twins_runs_a_batch_per_lane(
     bench.compute(bench.expect(1))
     assert bench.sink.sent == [[2], [1], [3]] and bench.executor.idle
     assert bench.scheduler.busy == set()
+
+
+def test_a_batch_that_fails_as_a_whole_is_not_taken_for_the_one_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is under way goes before newcomers; that place would be lost."""
+    bench = Bench(monkeypatch, policy="window", twins=True)
+    batches = []
+    for key in (1, 2):
+        bench.arrive(key, 1, 2)
+        batches.append(bench.expect(1))
+    older, younger = batches
+    bench.clock.now += 5
+    younger.errors[2] = BlockError("BLOCK_FAILED", "no")
+    bench.compute(younger)
+    bench.arrive(3, 2)
+    bench.compute(older)
+    goes_on = bench.expect(2)
+    assert [t.key for t in goes_on.tickets] == [1]
+    bench.compute(goes_on)
+    bench.compute(bench.expect(2))
+    assert bench.sink.failed == {2: "BLOCK_FAILED"} and bench.sink.sent == [[1], [3]]
+    (policy,) = bench.scheduler._policies
+    assert isinstance(policy, QueueingPolicy) and policy._convoys._running == []
 
 
 def test_whoever_runs_alone_has_the_stage_for_himself(monkeypatch: pytest.MonkeyPatch) -> None:
