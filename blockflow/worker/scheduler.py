@@ -81,6 +81,7 @@ class Scheduler:
         self._running: dict[int, int] = {}  # stage -> batches
         self._trunk = Trunk(policies)
         self._alone: dict[int, int] = {}  # key -> stage, in order of arrival
+        self._lone: set[int] = set()  # stages that run one of them
         self._tickets: dict[int, Ticket] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._queued: dict[int, int] = dict.fromkeys(policies, 0)
@@ -99,7 +100,8 @@ class Scheduler:
     @property
     def busy(self) -> Set[int]:
         """Stages with as many batches that were given out and are not done as may be."""
-        return {s for s, count in self._running.items() if count >= self.width(s)}
+        full = {s for s, count in self._running.items() if count >= self.width(s)}
+        return full | self._lone
 
     def width(self, stage: int) -> int:
         """How many batches of ``stage`` may run at once."""
@@ -187,9 +189,12 @@ class Scheduler:
             if stage not in self._running:
                 batch = self._take(Run(stage, (key,)))
                 batch.alone = True
+                self._lone.add(stage)
                 return batch
         soonest: int | None = None
-        full, running = self.busy, self._running.keys()
+        # Where somebody waits to run alone nothing more starts beside what runs: with several lanes
+        # there is always something, and his turn would never come.
+        full, running = self.busy | set(self._alone.values()), self._running.keys()
         for i in self._order():
             policy = self._policies[i]
             policy.lanes = self.lanes
@@ -226,6 +231,7 @@ class Scheduler:
         if others:
             self._running[batch.stage] = others
         if batch.alone:
+            self._lone.discard(batch.stage)
             return
         policy = self._by_stage[batch.stage]
         if batch.started_ns and batch.tickets:

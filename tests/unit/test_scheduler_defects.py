@@ -34,8 +34,8 @@ def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) 
     for key in (1, 2):
         s.arrive(ticket(key), 0)
     s.arrive(ticket(3, ((2,),)), 0)
-    s.arrive(ticket(5, alone=True), 0)
-    s._running[1] = 1  # who runs alone has its stage for itself
+    s.arrive(ticket(5, ((2,),), alone=True), 0)
+    s._running[2] = 1  # who runs alone has its stage for itself
 
     def decide(*_: Any) -> Any:
         if isinstance(decides, Exception):

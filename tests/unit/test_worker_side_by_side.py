@@ -10,6 +10,14 @@ from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import BlockError
 
 
+def alone(bench: Bench, key: int) -> None:
+    """A query waits at stage 1 that is to run unbatched."""
+    bench.arrive(key, 1)
+    bench.scheduler._tickets[key].apart = True
+    bench.scheduler._alone[key] = 1
+    bench.scheduler._policies[0].drop(key, 0)
+
+
 @pytest.mark.parametrize("policy", ["none", "window"])
 def test_a_stage_with_twins_runs_a_batch_per_lane(
     monkeypatch: pytest.MonkeyPatch, policy: str
@@ -57,14 +65,30 @@ def test_whoever_runs_alone_has_the_stage_for_himself(monkeypatch: pytest.Monkey
     bench = Bench(monkeypatch, twins=True)
     bench.arrive(1, 1)
     one = bench.expect(1)
-    bench.arrive(2, 1)
-    waits = bench.scheduler._tickets[2]
-    waits.apart = True
-    bench.scheduler._alone[2] = 1
-    bench.scheduler._policies[0].drop(2, 0)
+    alone(bench, 2)
     assert bench.start() is None
     bench.compute(one)
     assert bench.expect(1).alone
+
+
+def test_whoever_runs_alone_has_his_turn_though_a_batch_is_always_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, twins=True)
+    batches = []
+    for key in (1, 2):
+        bench.arrive(key, 1)
+        batches.append(bench.expect(1))
+    alone(bench, 3)
+    bench.arrive(4, 1)
+    bench.compute(batches[0])
+    assert bench.start() is None, "the other lane runs its stage, which is kept for him"
+    bench.compute(batches[1])
+    lone = bench.expect(1)
+    assert lone.alone and bench.scheduler.busy == {1}
+    assert bench.start() is None, "nobody beside him"
+    bench.compute(lone)
+    assert [t.key for t in bench.expect(1).tickets] == [4] and bench.scheduler.busy == set()
 
 
 def test_a_policy_that_is_not_made_for_it_runs_one_batch_at_a_time(
