@@ -241,13 +241,13 @@ class WaitingRoom:
 
         Args:
             limit: rows of the whole batch.
-            admit: has the last word on each of the others; is asked about ``aboard`` first.
+            admit: has the last word on each of the others; is asked about ``aboard`` first, in a
+                batch of them all: who is late in that holds nobody back.
         """
-        batch, rows, used = [], 0, self._used(aboard)
-        for query in aboard:
-            batch.append(query)
-            rows += query.rows
-            if admit is not None:
+        batch, used = list(aboard), self._used(aboard)
+        rows = sum([q.rows for q in batch])
+        if admit is not None:
+            for query in aboard:
                 admit(rows, query)
         for query in others:
             task, total = self._task(query), rows + query.rows

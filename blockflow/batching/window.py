@@ -124,7 +124,7 @@ class WindowPolicy(QueueingPolicy):
         ]
         if not others:
             return mine
-        admit = in_time(now, self._times(), self._route) if self._costs.known else None
+        admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
         return self._room.with_company(mine, others, self._max_rows[group[0]], admit)
 
     def _begin(self, now: int, busy: Collection[int]) -> Decision:

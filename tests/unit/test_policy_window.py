@@ -214,6 +214,12 @@ def test_nobody_is_late_for_the_sake_of_a_younger_batch() -> None:
     assert policy.decide(0) == Run(2, (4,))
 
 
+def test_who_is_late_anyhow_keeps_nobody_out_of_his_batch() -> None:
+    policy = make((1, 2), profiled=True)
+    beside(policy, ms=2)  # which one row takes, and the older batch's two do not
+    assert policy.decide(0) == Run(2, (1, 2, 3, 4))
+
+
 def test_who_goes_on_within_the_worker_has_not_arrived_again() -> None:
     policy = make((1, 2))
     assert isinstance(policy, WindowPolicy)
