@@ -95,11 +95,12 @@ class WindowPolicy(QueueingPolicy):
     def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:
         """Run what waits at the first free stage of a batch under way, and with it what waits there
         of younger ones; None when all are busy."""
-        waiting = list(convoy.waiting.values())
-        stages = {q.stage for q in waiting}.difference(busy)
+        stages = {q.stage for q in convoy.waiting.values()}.difference(busy)
         if not stages:
             return None
         stage = min(stages, key=self._position.__getitem__)
+        convoy = self._first_there(stage, convoy)
+        waiting = list(convoy.waiting.values())
         mine = self._fitting([q for q in waiting if q.stage == stage])
         queries = self._with_company(convoy, mine, now)
         if len(mine) < len(waiting) or len(mine) < len(queries):
@@ -112,18 +113,29 @@ class WindowPolicy(QueueingPolicy):
         convoy.since = now
         return self._run(queries)
 
+    def _first_there(self, stage: int, batch: _Batch) -> _Batch:
+        """Of the parts of ``batch`` the one that waits at ``stage`` longest."""
+        first, since = batch, None
+        for part in self._under_way:  # who has just run before those that have rested
+            if part.number == batch.number:
+                for query in part.waiting.values():
+                    if query.stage == stage and (since is None or query.ready_ns <= since):
+                        first, since = part, query.ready_ns
+        return first
+
     def _with_company(self, convoy: _Batch, mine: list[Query], now: int) -> list[Query]:
         """``mine``, which ``convoy`` is to run, and of the other batches who waits for the same."""
         group = self._group_of(mine[0])
-        others = [
-            query
-            for other in self._under_way
+        found = [
+            (other.number, query.ready_ns, query)
+            for other in reversed(self._under_way)
             if other is not convoy
             for query in other.waiting.values()
             if self._group_of(query) == group
         ]
-        if not others:
+        if not found:
             return mine
+        others = [query for *_, query in sorted(found, key=lambda entry: entry[:2])]
         admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
         return self._room.with_company(mine, others, self._max_rows[group[0]], admit)
 

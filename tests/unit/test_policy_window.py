@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
+from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
@@ -212,6 +213,27 @@ def test_nobody_is_late_for_the_sake_of_a_younger_batch() -> None:
     beside(policy, ms=4)  # which three rows take, and four do not
     assert policy.decide(0) == Run(2, (1, 2, 3))
     assert policy.decide(0) == Run(2, (4,))
+
+
+def test_parts_of_a_batch_that_meet_again_keep_their_order() -> None:
+    facts = {stage: StageFacts(max_rows=rows) for stage, rows in ((1, 8), (2, 4), (3, 4))}
+    policy = create_policy({"policy": "window"}, (1, 2, 3), facts)
+
+    def arrive(key: int, stage: int, now: int) -> None:
+        policy.arrive(query(key, now, stage=stage, rows=4, first=stage == 1), now)
+
+    for key in (1, 2):
+        arrive(key, 1, 0)
+    assert policy.decide(0) == Run(1, (1, 2))
+    policy.done(1, (1, 2), 1)
+    for key in (1, 2):
+        arrive(key, 2, 1)
+    for now, key in ((1, 1), (2, 2)):
+        assert policy.decide(now, {3}) == Run(2, (key,))
+        policy.done(2, (key,), now + 1)
+        arrive(key, 3, now + 1)
+    assert policy.decide(3) == Run(3, (1,)), "not the one that has just run"
+    assert policy.decide(3) == Run(3, (2,))
 
 
 def test_who_is_late_anyhow_keeps_nobody_out_of_his_batch() -> None:
