@@ -269,12 +269,20 @@ class Scheduler:
         Raises:
             TopologyError: the policy or its options are invalid, or cannot work with these facts;
                 policy and facts stay as they were.
+            PolicyDefect: it does not take what waits; the same.
         """
         known = self._facts if facts is None else {**self._facts, stage: facts}
         if self._specs[stage] == spec and known == self._facts:
             return  # a new instance would have forgotten what the old one has learned
+        before = self._specs, self._facts, self._policies, self._by_stage, self._spent
         self._regroup({**self._specs, stage: dict(spec)}, known)
-        self._hand_over(now)
+        try:
+            self._hand_over(now)
+        except PolicyDefect:
+            # Those before still have in their books what waits. The new one may have half of it.
+            self._specs, self._facts, self._policies, self._by_stage, self._spent = before
+            self._ahead.clear()
+            raise
 
     def _hand_over(self, now: int) -> None:
         waiting = sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key))

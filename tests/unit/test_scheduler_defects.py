@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockflow.batching.policy import Run
+from blockflow.batching.policy import Query, Run
+from blockflow.batching.window import WindowPolicy
 from blockflow.worker.scheduler import PolicyDefect, Scheduler
 from blockflow.worker.ticket import Batch
 from tests.scheduler_rig import ticket
@@ -47,6 +48,27 @@ def test_what_no_policy_may_decide_is_told_as_its_own(decides: Any, words: str) 
         s.decide(0)
     assert words in str(e.value) and str(e.value).startswith("policy 'none' ")
     assert len(s) == 4, "nothing has been taken"
+
+
+def test_a_policy_that_does_not_take_what_waits_is_not_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was not handed over would wait until the deadline."""
+    s = Scheduler({1: {}})
+    for key in (1, 2):
+        s.arrive(ticket(key), 0)
+
+    def takes_the_first(_: object, query: Query, now: int) -> None:
+        if query.key == 2:
+            raise ValueError("own")
+
+    with monkeypatch.context() as m:
+        m.setattr(WindowPolicy, "arrive", takes_the_first)
+        with pytest.raises(PolicyDefect):
+            s.set_policy(1, {"policy": "window"}, 0)
+    assert s.policy(1) == {}
+    for key in (1, 2):
+        batch = s.decide(1)
+        assert isinstance(batch, Batch) and [t.key for t in batch.tickets] == [key]
+        s.done(batch, 1)
 
 
 @pytest.mark.parametrize("call", ["arrive", "drop", "done"])
