@@ -290,11 +290,12 @@ class Scheduler:
             self._tell_policy(ticket, now)
 
     def set_shares(self, shares: Sequence[TaskShare], now: int) -> None:
-        """What the tasks may claim from now on; what waits is handed over, nothing is lost."""
+        """The tasks have changed, perhaps, and this is what they may claim from now on; what waits
+        is handed over, nothing is lost."""
+        self._trunk.forget()  # other tasks may have the same shares
         if tuple(shares) == self._shares:
             return
         self._shares = tuple(shares)
-        self._trunk.forget()
         self._regroup(self._specs, self._facts)
         self._hand_over(now)
 

@@ -148,6 +148,10 @@ def test_a_block_of_one_task_leaves_lanes_to_the_others(monkeypatch: pytest.Monk
     bench.scheduler.set_shares([TaskShare(), TaskShare(2.0)], 0)
     bench.arrive(5, 3)
     assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [1, 1, 2]
+    # Others may claim the same.
+    bench.scheduler.set_shares([TaskShare(), TaskShare(2.0)], 0)
+    bench.arrive(6, 1, 2)
+    assert [bench.scheduler.width(n) for n in (1, 2, 3)] == [2, 2, 1]
 
 
 def test_who_comes_on_from_another_stage_here_is_no_newcomer(
