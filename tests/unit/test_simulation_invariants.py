@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,7 @@ from blockflow.batching.sliced import SlicedPolicy
 from blockflow.bench.simulation import worker
 from blockflow.bench.simulation.arrivals import Mix, Poisson
 from blockflow.bench.simulation.experiment import capacity
-from blockflow.bench.simulation.invariants import invariants
+from blockflow.bench.simulation.invariants import LanesBounded, invariants
 from blockflow.bench.simulation.request import Exit, Request
 from blockflow.bench.simulation.service import Service
 from blockflow.bench.simulation.simulator import Simulator
@@ -223,6 +224,19 @@ def test_a_lane_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimWorker, "__setattr__", _all_but_lanes)
     with pytest.raises(InvariantBroken, match="lanes bounded: worker1#0: 2 at once in 1"):
         simulate({"policy": "none"}, load=2.0)
+
+
+def test_a_batch_that_waits_for_a_slot_may_find_its_stage_narrower() -> None:
+    """Requests have shown meanwhile that not everybody passes it."""
+    rule, batch = LanesBounded(), cast(Any, SimpleNamespace(stage=1))
+    here = cast(Any, SimpleNamespace(name="w", running=[batch]))
+    here.model, here.scheduler = SimpleNamespace(lanes=2), SimpleNamespace(width=lambda _: 2)
+    rule.chosen(here, batch, 0)
+    here.scheduler.width = lambda _: 1
+    here.running.append(batch)
+    rule.started(here, batch, 1)
+    with pytest.raises(InvariantBroken, match="w: 3 batches at stage 1"):
+        rule.chosen(here, batch, 2)
 
 
 def _all_but_lanes(self: SimWorker, name: str, value: Any) -> None:

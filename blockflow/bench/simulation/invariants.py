@@ -136,7 +136,10 @@ class LanesBounded(Watch):
             raise InvariantBroken(
                 "lanes bounded", now, f"{worker.name}: {count} at once in {worker.model.lanes}"
             )
-        same = sum(b.stage == batch.stage for b in worker.running)
+
+    def chosen(self, worker: SimWorker, batch: Batch, now: int) -> None:
+        # Not when it starts: while it waits for a slot its stage may be found to be of fewer tasks.
+        same = 1 + sum(b.stage == batch.stage for b in worker.running)
         if same > worker.scheduler.width(batch.stage):
             raise InvariantBroken(
                 "lanes bounded", now, f"{worker.name}: {same} batches at stage {batch.stage}"
