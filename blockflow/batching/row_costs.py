@@ -27,9 +27,14 @@ class RowCosts:
     """
 
     def __init__(self, stages: Sequence[int]) -> None:
-        self._later = {s: tuple(stages[i + 1 :]) for i, s in enumerate(stages)}
+        self._later: dict[int, tuple[int, ...]] = {}
         self._ns: dict[int, float] = {}
         self._cheapest: int | None = None
+        self.count_in(stages)
+
+    def count_in(self, stages: Sequence[int]) -> None:
+        """These are the stages: all that are measured, though who asks may be told of some only."""
+        self._later = {s: tuple(stages[i + 1 :]) for i, s in enumerate(stages)}
 
     def measured(self, stage: int, rows: int, ns: int) -> None:
         """A batch of so many rows took so long."""

@@ -180,6 +180,8 @@ class SlicedPolicy(Policy):
         known = {m[0]: merged([self.facts[s] for s in m]) for m in self.slices}
         plain = {k: v for k, v in options.items() if k != OPTION}
         self._policy = kind(heads, plain, known, shares)
+        self.costs_of_rows = self._policy.costs_of_rows  # which are measured block by block
+        self.costs_of_rows.count_in(self.stages)
         self._trips: dict[int, _Trip] = {}  # by head
         self._trip_of: dict[int, _Trip] = {}  # by key, while it is aboard and does not run
         self._strays: dict[int, Query] = {}

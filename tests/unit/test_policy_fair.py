@@ -111,6 +111,34 @@ def test_a_slow_task_leaves_a_quick_one_what_it_needs(second: dict[str, Any]) ->
     assert quick >= 0.9 * end / (20 * MS)
 
 
+@pytest.mark.parametrize("stages", [{}, {"stages": [1, 1]}, {"stages": [2]}])
+def test_who_ends_early_is_as_well_off_where_blocks_are_sliced(stages: dict[str, Any]) -> None:
+    """As many wait for block 1, of 1 ms, as for both; block 2 takes 100 ms."""
+    policy = {"policy": "dvabatch", "bs_max": 1, **stages}
+    scheduler = Scheduler({1: policy, 2: policy}, None, [TaskShare()] * 3)
+    now, quick = MS, 0
+
+    def come(key: int, hop: int) -> None:
+        task = 1 + key % 2
+        one = ticket(key, [[1, 2][:task]], hop=hop, deadline=10**12, now=now)
+        one.task, one.arrival_ns = task, MS
+        scheduler.arrive(one, now)
+
+    for key in range(100):
+        come(key, 0)
+    while now < 1000 * MS:
+        batch = scheduler.decide(now)
+        assert isinstance(batch, Batch)
+        batch.started_ns = now
+        now += (100 if batch.stage == 2 else 1) * MS
+        scheduler.done(batch, now)
+        (one,) = batch.tickets
+        if one.task == 2 and batch.stage == 1:
+            come(one.key, 1)
+        quick += one.task == 1
+    assert quick == 50
+
+
 def test_a_policy_that_was_away_has_saved_nothing_up() -> None:
     scheduler = Scheduler({1: {"policy": "none"}, 2: {"policy": "window", "max_rows": 1}})
     now = MS
