@@ -269,7 +269,17 @@ class ClientPort:
             if exc.errno == errno.EHOSTUNREACH:
                 return Sent.GONE
             raise
-        last = len(frames) - 1
+        try:
+            self._send_rest(client, frames, now_ns)
+        except BaseException:
+            # For want of memory, say. Left open, the message would go on with the next client's
+            # name and reply; ended early it cannot be read, and is its own client's alone.
+            socket.send(b"", zmq.NOBLOCK)
+            raise
+        return Sent.YES
+
+    def _send_rest(self, client: bytes, frames: Sequence[Any], now_ns: int) -> None:
+        socket, last = self.socket, len(frames) - 1
         for i, frame in enumerate(frames):
             flags = zmq.NOBLOCK if i == last else zmq.NOBLOCK | zmq.SNDMORE
             size = _size(frame)
@@ -282,7 +292,6 @@ class ClientPort:
             debt.posted.append((tracker, size))
             debt.posted_bytes += size
             self._owed += size
-        return Sent.YES
 
     # --- connections -----------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import zmq
 
@@ -101,3 +103,21 @@ def test_of_too_much_only_who_takes_nothing_is_cut_off(
         lost += found
     assert lost == [(B, Sent.SLOW)] and s.port.backlog_bytes() == 7
     assert s.sent() == [(A, b"1234567")] * 4
+
+
+def test_a_reply_that_cannot_be_sent_whole_does_not_go_on_with_the_next_clients(
+    s: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have that one's name and result as its further frames."""
+    send = s.router.send
+
+    def scarce(part: Any, *args: Any, **kw: Any) -> Any:
+        if part == b"no room":
+            raise MemoryError
+        return send(part, *args, **kw)
+
+    monkeypatch.setattr(s.router, "send", scarce)
+    with pytest.raises(MemoryError):
+        s.send(A, b"head", b"no room")
+    assert s.send(B, b"other", b"result") is Sent.YES
+    assert s.sent() == [(A, b"head", b""), (B, b"other", b"result")]
