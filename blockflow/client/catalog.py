@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blockflow.client.outcome import Described, Failed, Link, Outcome
 from blockflow.core.errors import BlockFlowError, RequestError, WireError, make_error
 from blockflow.core.routing import TaskRoute
-from blockflow.wire.client import UNASKED, Describe, Description, encode_to_dispatcher
+from blockflow.wire.client import UNASKED, Describe, Description, Reply, encode_to_dispatcher
 
 PROBE_WAIT_NS = 500_000_000
 """A request without a deadline waits at most this long to learn its tasks' own."""
@@ -37,7 +37,7 @@ class Catalog:
         self._epoch = 0
         self._probed_ns: int | None = None
 
-    def __contains__(self, request_id: bytes) -> bool:
+    def __contains__(self, request_id: bytes | None) -> bool:
         return request_id in self._questions
 
     def ask(
@@ -123,10 +123,16 @@ class Catalog:
             RequestError("CANCELLED", "the client was closed", where=self._link.address)
         )
 
-    def end(self, request_id: bytes, error: BlockFlowError) -> list[Outcome]:
+    def end(self, request_id: bytes | None, error: BlockFlowError) -> list[Outcome]:
         """End a question, if there is one of this name, with ``error``."""
-        known = self._questions.pop(request_id, None) is not None
-        return [Failed(request_id, error)] if known else []
+        if request_id is None or self._questions.pop(request_id, None) is None:
+            return []
+        return [Failed(request_id, error)]
+
+    def on_refusal(self, msg: Reply) -> list[Outcome]:
+        """A Reply in a Description's place: the question could not be read, or answered."""
+        errors = [r.error for r in msg.results if r.error is not None]
+        return self.end(msg.request_id, errors[0]) if errors else []
 
     def end_all(self, error: BlockFlowError) -> list[Outcome]:
         """End every question with ``error``."""

@@ -260,7 +260,7 @@ class ClientCore:
             if rid == INVITE_ID and self.sharing.on_nonsense(str(exc), now_ns):
                 return []
             bad = self._handled(rid)
-            return [] if bad is None else [self._fail(bad, exc)]
+            return [self._fail(bad, exc)] if bad is not None else self._catalog.end(rid, exc)
         return self._on_reply(msg, tuple(frames[1:]), now_ns)
 
     # --- time ------------------------------------------------------------------------------------
@@ -338,9 +338,9 @@ class ClientCore:
         results, places = msg.results, [r.place for r in msg.results if r.place is not None]
         p = self._handled(msg.request_id)
         if p is None:
-            self.counters.late_replies += 1
+            self.counters.late_replies += msg.request_id not in self._catalog
             self.unclaimed.extend(places)
-            return []
+            return self._catalog.on_refusal(msg)
         if self._send_again(p, results):
             return []
         results = per_task(results, p.tasks)
@@ -359,7 +359,7 @@ class ClientCore:
     def _handled(self, request_id: bytes | None) -> Pending | None:
         """A reply has come, and says, whatever it holds, that the request was read. Who waits?"""
         if request_id not in self._pending and request_id not in self._owed:
-            self.counters.unasked += 1
+            self.counters.unasked += request_id not in self._catalog
             return None
         p = self._pending.get(request_id)
         number = 0 if p is None else p.number
