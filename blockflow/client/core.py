@@ -256,7 +256,7 @@ class ClientCore:
                 return []
         except WireError as exc:
             self.counters.malformed += 1
-            rid = request_id_of(frames[0], limits.MAX_CONTROL_BYTES)
+            rid = request_id_of(frames[0])
             if rid == INVITE_ID and self.sharing.on_nonsense(str(exc), now_ns):
                 return []
             bad = self._handled(rid)

@@ -12,7 +12,6 @@ from blockflow.client.core import ClientCore
 from blockflow.client.dealer import Dealer
 from blockflow.client.outcome import Failed, Outcome
 from blockflow.client.tap import Tap
-from blockflow.core import limits
 from blockflow.core.errors import WireError
 from blockflow.wire.client import request_id_of
 
@@ -85,7 +84,7 @@ class Reception:
 
     def _fail(self, header: Any, exc: Exception) -> None:
         """End what this message was for, if that still waits."""
-        rid = request_id_of(header, limits.MAX_CONTROL_BYTES)
+        rid = request_id_of(header)
         if rid is not None:
             text = f"the answer cannot be handled: {type(exc).__name__}"
             error = WireError("MALFORMED_MESSAGE", text, where=self._core.link.address)

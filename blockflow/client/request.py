@@ -17,6 +17,9 @@ _RETRY_AFTER_MS = 50
 
 _MOST_SHOWN = 500
 
+_NAMES_BYTES = limits.MAX_HEADER_BYTES - 512
+"""Of all names in a request's header together; what else is in it needs some 200."""
+
 
 @dataclass(slots=True)
 class Upload:
@@ -120,6 +123,9 @@ def task_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
         raise _bad_tasks(names, f"{len(names)} tasks, 1..{most} are possible")
     if len(set(names)) != len(names):
         raise _bad_tasks(names, "a task is named twice")
+    nbytes = sum(len(name.encode()) for name in names)
+    if nbytes > _NAMES_BYTES:
+        raise _bad_tasks(names, f"their names have {nbytes} bytes, {_NAMES_BYTES} are possible")
     return names
 
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, from_dict
-from blockflow.wire.codec import cut_texts, decode, encode, is_int, joined, malformed, wrong_version
+from blockflow.wire.codec import (
+    cut_texts,
+    decode,
+    encode,
+    first_values,
+    is_int,
+    joined,
+    malformed,
+    wrong_version,
+)
 from blockflow.wire.data import REQUEST_ID_BYTES, HopTiming, timings_from_wire
 from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
@@ -224,17 +233,10 @@ def _is_slot(grant: Any, slot: Any) -> bool:
     return is_int(grant, 1, _U32) and is_int(slot, 0, limits.MAX_GRANT_SLOTS - 1)
 
 
-def request_id_of(
-    header: bytes | memoryview, max_bytes: int = limits.MAX_HEADER_BYTES
-) -> bytes | None:
-    """Best effort: the id in a header that failed to decode otherwise, of at most ``max_bytes``."""
-    try:
-        raw = decode(header, max_bytes=max_bytes, what=_WHAT)
-    except BlockFlowError:
-        return None
-    if type(raw) is list and len(raw) > 2 and type(raw[2]) is bytes:
-        return raw[2] if len(raw[2]) == REQUEST_ID_BYTES else None
-    return None
+def request_id_of(header: bytes | memoryview) -> bytes | None:
+    """Best effort: the id in a header that cannot be decoded otherwise, or is too long for it."""
+    rid = first_values(header, 3)[2:]
+    return rid[0] if rid and type(rid[0]) is bytes and len(rid[0]) == REQUEST_ID_BYTES else None
 
 
 def encode_to_client(msg: ToClient) -> bytes:

@@ -14,6 +14,9 @@ import msgpack
 from blockflow.core import limits
 from blockflow.core.errors import WireError
 
+_HEAD_BYTES = 64
+"""Of a message: its version, kind and id are among them."""
+
 
 def encode(value: Any) -> bytes:
     """Pack plain values (None, bool, int, float, str, bytes, list, dict)."""
@@ -75,6 +78,20 @@ def unpack(data: bytes | memoryview, *, max_bytes: int, what: str) -> Any:
     except Exception as exc:  # msgpack raises a dozen unrelated types on nonsense
         raise malformed(what, f"not msgpack ({type(exc).__name__})") from exc
     return value
+
+
+def first_values(data: bytes | memoryview, count: int) -> list[Any]:
+    """The first values of an array, of which the rest may be of any length, or anything: no more
+    than :data:`_HEAD_BYTES` are looked at. Fewer, or none, where that is all that can be read."""
+    head = msgpack.Unpacker(raw=False, strict_map_key=True, max_ext_len=0)
+    out: list[Any] = []
+    try:
+        head.feed(bytes(data[:_HEAD_BYTES]))
+        for _ in range(min(head.read_array_header(), count)):
+            out.append(head.unpack())
+    except Exception:  # as above
+        return out
+    return out
 
 
 def check_depth(value: Any, levels: int, what: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
+from blockflow.core import limits
 from blockflow.core.errors import make_error
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
@@ -23,6 +24,7 @@ from blockflow.dispatcher.returns import Returns
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.push import Unsent
 from blockflow.wire import client as wire
+from blockflow.wire.codec import encode
 from blockflow.wire.data import Data, Item, decode_data_plane, encode_data
 from blockflow.wire.tensor import TensorDesc
 
@@ -229,3 +231,14 @@ def test_a_defect_at_a_workers_message_keeps_no_slot_of_it(monkeypatch: pytest.M
     with pytest.raises(RuntimeError, match="planted"):
         s.answer(11, s.items(), [1.0])
     assert s.arenas[11].leases.outstanding == 0
+
+
+@pytest.mark.parametrize("rest", [[["t" * 5000]], [[[[[[[["deep"]]]]]]]], [b"\xff"]])
+def test_a_header_that_is_none_is_answered_where_its_id_can_be_read(rest: list[Any]) -> None:
+    """However long it is: its client would wait for its deadline."""
+    s = Scene()
+    for cut in (0, 1):
+        header = encode([limits.PROTOCOL_VERSION, wire.KIND_REQUEST, bytes(15) + b"\1", *rest])
+        s.exchange.on_client(CLIENT, [zmq.Frame(header[: len(header) - cut])])
+    assert s.ends() == ["MALFORMED_MESSAGE"] * 2
+    assert {reply.request_id for reply, _ in s.door.replies} == {bytes(15) + b"\1"}
