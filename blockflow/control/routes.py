@@ -23,8 +23,10 @@ from blockflow.core.routing import (
 )
 from blockflow.core.specs import TaskSpec
 from blockflow.core.topology import Topology
+from blockflow.wire.client import description_body
 from blockflow.wire.control import Routes, encode_control
 
+_BOUNDS_ALLOWANCE = 1024
 _ADDRESS_ALLOWANCE = "ipc://" + "x" * 100
 _REASON_CHARS = 200
 
@@ -163,7 +165,8 @@ def _down(
 
 
 def check_size(topology: Topology) -> None:
-    """Refuse a topology whose route table would not fit a control message.
+    """Refuse a topology whose route table would not fit a control message, or of whose tasks
+    clients could not be told.
 
     Raises:
         TopologyError: INVALID_TOPOLOGY.
@@ -181,14 +184,23 @@ def check_size(topology: Topology) -> None:
     table = RouteTable(2**31, 2**31, many, task_routes(topology, shares), shares.table(), down)
     size = len(encode_control(Routes(table.to_dict())))
     if size > limits.MAX_CONTROL_BYTES:
-        raise TopologyError(
-            "INVALID_TOPOLOGY",
-            "the update is too large for one route table",
-            problems=[
-                Problem(
-                    "$",
-                    f"routes of {size} bytes are over the limit of {limits.MAX_CONTROL_BYTES}",
-                    "use fewer tasks, blocks or replicas",
-                )
-            ],
-        )
+        raise _too_large("route table", "routes", size, limits.MAX_CONTROL_BYTES)
+    body = description_body(2**31, (t.to_dict() for t in table.tasks.values()), {})
+    size = sum(map(len, body)) + _BOUNDS_ALLOWANCE
+    if size > limits.MAX_DESCRIPTION_BYTES:
+        what = "contracts and paths of all tasks"
+        raise _too_large("description", what, size, limits.MAX_DESCRIPTION_BYTES)
+
+
+def _too_large(message: str, what: str, size: int, most: int) -> TopologyError:
+    return TopologyError(
+        "INVALID_TOPOLOGY",
+        f"the update is too large for one {message}",
+        problems=[
+            Problem(
+                "$",
+                f"{what} of {size} bytes are over the limit of {most}",
+                "use fewer tasks, blocks or replicas",
+            )
+        ],
+    )

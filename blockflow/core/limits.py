@@ -15,6 +15,10 @@ MAX_HEADER_BYTES = 4096
 MAX_CONTROL_BYTES = 1024 * 1024
 """A control message (routes of a large topology, statistics)."""
 
+MAX_DESCRIPTION_BYTES = 4 * 1024 * 1024
+"""What a client is told of all published tasks: more than routes, in which tasks of one path have
+their contract in common."""
+
 MAX_REST_BODY_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """All tensors of one message together."""

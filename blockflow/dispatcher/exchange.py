@@ -29,7 +29,7 @@ from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.questions import Questions
 from blockflow.dispatcher.recovery import Death
 from blockflow.dispatcher.repeats import ResultMemory, find_known, request_digest
-from blockflow.dispatcher.replies import Descriptions, make_refusal, make_reply
+from blockflow.dispatcher.replies import ANY_TASK, Descriptions, make_refusal, make_reply
 from blockflow.dispatcher.retry import RetryBudget
 from blockflow.dispatcher.returns import Returns, own_failure
 from blockflow.dispatcher.stats import DispatcherStats
@@ -44,9 +44,6 @@ _LOG = logging.getLogger("blockflow.dispatcher")
 
 _NAMED = 16
 """So many requests at work are named when their worker dies; of a large batch the first."""
-
-ANY_TASK = "*"
-"""Stands for the task in the reply to a request whose task names could not be read."""
 
 
 class Exchange:

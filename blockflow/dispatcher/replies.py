@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.dispatcher.tensors import Result
 from blockflow.wire import client as wire
+
+ANY_TASK = "*"
+"""Stands for the task in the reply to what names none that could be read."""
+
+_HEAD_BYTES = 32
+"""Of a description: version, kind and id."""
 
 
 def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.Reply, list[Any]]:
@@ -81,11 +87,31 @@ class Descriptions:
         }
         self._table: RouteTable | None = None
         self._body = wire.description_body(0, [], self._bounds)
+        self._refusal: BlockFlowError | None = None
+        self._unasked = b""
 
     def answer(self, question: bytes, table: RouteTable | None) -> bytes:
         """The header frame for whoever asked ``question``, by the routes of now."""
         if table is not None and table is not self._table:
-            tasks = (t.to_dict() for t in table.tasks.values())
-            self._table = table
-            self._body = wire.description_body(table.epoch, tasks, self._bounds)
-        return wire.encode_description(question, self._body)
+            self._publish(table)
+        if self._refusal is not None:
+            refused = wire.TaskResult(ANY_TASK, None, self._refusal)
+            return wire.encode_to_client(wire.Reply(question, 0, (refused,)))
+        if question != wire.UNASKED:
+            return wire.encode_description(question, self._body)
+        # One for all clients, to whom a change is told at the same moment.
+        self._unasked = self._unasked or wire.encode_description(question, self._body)
+        return self._unasked
+
+    def _publish(self, table: RouteTable) -> None:
+        tasks = (t.to_dict() for t in table.tasks.values())
+        self._table, self._unasked, self._refusal = table, b"", None
+        self._body = wire.description_body(table.epoch, tasks, self._bounds)
+        size, most = sum(map(len, self._body)) + _HEAD_BYTES, limits.MAX_DESCRIPTION_BYTES
+        if size > most:  # of an update that another release has taken; ours refuses it
+            self._refusal = RequestError(
+                "TOO_LARGE",
+                f"what there is to tell of {len(table.tasks)} tasks has {size} bytes, more than"
+                f" {most}",
+                hint="requests are served; deploy fewer tasks for clients to be told of them",
+            )

@@ -286,9 +286,11 @@ def _result_to_wire(r: TaskResult) -> list[Any]:
 
 def decode_to_client(header: bytes | memoryview) -> ToClient:
     """Decode what the Dispatcher sent. Raises WireError."""
-    raw = decode(header, max_bytes=limits.MAX_CONTROL_BYTES, what=_WHAT)
+    raw = decode(header, max_bytes=limits.MAX_DESCRIPTION_BYTES, what=_WHAT)
     rid = _check_envelope(raw)
     kind = raw[1]
+    if kind != KIND_DESCRIPTION and len(header) > limits.MAX_CONTROL_BYTES:
+        raise malformed(_WHAT, f"{len(header)} bytes of kind {kind!r}"[:200])
     if kind == KIND_DESCRIPTION and len(raw) == 6:
         epoch, tasks, lim = raw[3:]
         if not is_int(epoch, 0, _U64) or type(tasks) is not list or type(lim) is not dict:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_core_rig import DESC, connected_core, only, rid, send_all
+from client_core_rig import DESC, connected_core, description, only, rid, send_all
 
+from blockflow.client.outcome import Described, Failed
 from blockflow.client.request import task_names
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, make_error
@@ -19,7 +20,7 @@ from blockflow.wire.client import (
     encode_to_client,
     encode_to_dispatcher,
 )
-from blockflow.wire.codec import encode
+from blockflow.wire.codec import decode, encode
 
 NEXT = limits.PROTOCOL_VERSION + 1
 REFUSED = Reply(rid(5), 0, (TaskResult("*", None, make_error("UNSUPPORTED_VERSION", "another")),))
@@ -57,3 +58,21 @@ def test_names_that_no_header_holds_are_refused_at_once() -> None:
     with pytest.raises(RequestError, match="3584 are possible") as refused:
         task_names(names_of("\U00020000"))
     assert refused.value.code == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("nbytes", [limits.MAX_CONTROL_BYTES, limits.MAX_DESCRIPTION_BYTES])
+def test_what_there_is_to_tell_of_thousands_of_tasks_is_read(nbytes: int) -> None:
+    """Up to its bound; whoever asked for more is told so, and no reply is as large."""
+    core = connected_core()
+    core.ask(rid(5), None, 5000, 0)
+    raw = decode(description(rid(5))[0], max_bytes=nbytes, what="test")
+    raw[5]["more"] = bytes(nbytes - len(encode(raw)) - 10)
+    for more, kind in ((b"", Described), (bytes(20), Failed)):
+        raw[5]["more"] += more
+        core.ask(rid(5), None, 5000, 0)
+        ended = kind if len(encode(raw)) > limits.MAX_DESCRIPTION_BYTES else Described
+        assert isinstance(only(core.on_message([encode(raw)], 0)), ended)
+    if nbytes < limits.MAX_DESCRIPTION_BYTES:
+        raw[1] = KIND_REPLY
+        core.ask(rid(5), None, 5000, 0)
+        assert only(core.on_message([encode(raw)], 0)).error.code == "MALFORMED_MESSAGE"

@@ -26,6 +26,7 @@ from blockflow.control.supervision import (
     spread,
 )
 from blockflow.control.update import FINAL, MOVES, Kind, Phase, Update
+from blockflow.core import limits
 from blockflow.core.errors import TopologyError
 from blockflow.core.routing import RouteTable
 from blockflow.core.specs import BlockSpec, TaskSpec
@@ -309,3 +310,15 @@ class TestSmallThings:
             check_size(topology(blocks, tasks))
         assert e.value.code == "INVALID_TOPOLOGY"
         check_size(topology(blocks[:10], {"t": blocks[:10]}))
+
+    def test_tasks_of_which_clients_could_not_be_told_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The one contract that they have in common stands in routes once."""
+        few = topology(["b"], {f"t{i}": ["b"] for i in range(40)})
+        check_size(few)
+        monkeypatch.setattr(limits, "MAX_DESCRIPTION_BYTES", 6_000)
+        with pytest.raises(TopologyError, match="one description") as e:
+            check_size(few)
+        assert "over the limit of 6000" in e.value.problems[0].message
+        check_size(topology(["b"], {"t": ["b"]}))

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery_rig import World
+import pytest
+from recovery_rig import CONTRACT, World
 
+from blockflow.core import limits
 from blockflow.core.errors import RequestError
+from blockflow.core.routing import RouteTable, TaskRoute
 from blockflow.dispatcher.entry import Answer
-from blockflow.dispatcher.replies import make_refusal, make_reply
+from blockflow.dispatcher.replies import Descriptions, make_refusal, make_reply
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.dispatcher.tensors import Result
-from blockflow.wire.client import Place, Request, TaskResult, Timing
+from blockflow.wire.client import (
+    UNASKED,
+    Description,
+    Place,
+    Reply,
+    Request,
+    TaskResult,
+    Timing,
+    decode_to_client,
+)
 from blockflow.wire.data import HopTiming
 from blockflow.wire.tensor import TensorDesc
 
@@ -57,3 +69,30 @@ def test_a_refusal_names_each_task_once() -> None:
     refused = make_refusal(Request(bytes(15) + b"\1", ("a", "b", "a"), 1, DESC), error, 4, 7)
     assert refused.epoch == 4
     assert refused.results == tuple(TaskResult(t, None, error, total_ns=7) for t in "ab")
+
+
+def routes(version: int, tasks: int) -> RouteTable:
+    names = [f"t{i}" for i in range(tasks)]
+    return RouteTable(1, version, {}, {n: TaskRoute(n, ("a",), CONTRACT) for n in names})
+
+
+def test_a_description_is_written_once_for_all_who_are_told_unasked() -> None:
+    told = Descriptions({})
+    first = told.answer(UNASKED, routes(1, 1))
+    assert told.answer(UNASKED, routes(1, 1)) == first
+    table = routes(2, 2)
+    second = told.answer(UNASKED, table)
+    assert told.answer(UNASKED, table) is second != first
+    asked = decode_to_client(told.answer(bytes(15) + b"\1", table))
+    assert isinstance(asked, Description) and len(asked.tasks) == 2
+
+
+def test_who_asks_for_more_than_a_message_holds_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Descriptions({})
+    monkeypatch.setattr(limits, "MAX_DESCRIPTION_BYTES", 6_000)
+    refused = decode_to_client(told.answer(bytes(15) + b"\1", routes(1, 40)))
+    assert isinstance(refused, Reply) and refused.results[0].error is not None
+    assert refused.results[0].error.code == "TOO_LARGE"
+    assert isinstance(decode_to_client(told.answer(UNASKED, routes(2, 1))), Description)

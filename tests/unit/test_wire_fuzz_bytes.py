@@ -149,9 +149,10 @@ def test_oversized_frames_are_refused_before_decoding() -> None:
         data.decode_data_plane(bytes(limits.MAX_HEADER_BYTES + 1))
     with pytest.raises(WireError, match="limit"):
         client.decode_to_dispatcher(bytes(limits.MAX_HEADER_BYTES + 1))
-    for decoder in (client.decode_to_client, control.decode_control):
-        with pytest.raises(WireError, match="limit"):
-            decoder(bytes(limits.MAX_CONTROL_BYTES + 1))
+    with pytest.raises(WireError, match="limit"):
+        client.decode_to_client(bytes(limits.MAX_DESCRIPTION_BYTES + 1))
+    with pytest.raises(WireError, match="limit"):
+        control.decode_control(bytes(limits.MAX_CONTROL_BYTES + 1))
 
 
 def test_memoryviews_decode_like_bytes() -> None:
