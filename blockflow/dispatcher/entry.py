@@ -127,11 +127,15 @@ class Entry:
         self.outcomes = {}
         self.lost = set()
 
+    def end(self, task: str, error: BlockFlowError) -> None:
+        """An open task gets ``error``; the present attempt has been left."""
+        self.kept[task] = TaskEnd(task, self.plan, -1, error, self.ingress_ns)
+        self.open = tuple(t for t in self.open if t != task)
+
     def end_all(self, error: BlockFlowError) -> None:
         """Every task without an outcome gets ``error``; the present attempt has been left."""
         for task in self.open:
-            self.kept[task] = TaskEnd(task, self.plan, -1, error, self.ingress_ns)
-        self.open = ()
+            self.end(task, error)
 
 
 QUARANTINE = "another request under suspicion"

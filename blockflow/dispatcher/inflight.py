@@ -296,6 +296,10 @@ class InFlightTable(Register):
     def _proceed(self, entry: Entry) -> list[Instruction]:
         """Start the attempt of a request in the waiting room, if it can be."""
         waited = entry.waits_for
+        for task, error in self._room.hopeless(entry).items():
+            entry.end(task, error)
+        if not entry.open:
+            return self._finish(entry)
         found = self._room.next_plan(entry)
         if found is None:
             self.recovered["parked"] += not waited

@@ -123,6 +123,10 @@ class Planner:
                 replicas.setdefault(route.block, []).append(number)
         self._replicas = {block: tuple(numbers) for block, numbers in replicas.items()}
 
+    def published(self, name: str) -> TaskRoute | None:
+        """The task of this name, if there is one now."""
+        return self._table.tasks.get(name) if self._table else None
+
     def task(self, name: str) -> TaskRoute:
         """The published task.
 
@@ -238,6 +242,11 @@ class Planner:
     def down(self, block: str) -> str:
         """Why no worker will run ``block`` before somebody acts; '' when one will."""
         return self._table.down.get(block, "") if self._table else ""
+
+    def hopeless(self, path: Sequence[str]) -> RequestError | None:
+        """Why nothing will run ``path`` before somebody acts; None when something does, or will."""
+        gone = any(self.down(block) and not self._replicas.get(block) for block in path)
+        return self._unavailable([path]) if gone else None
 
     def _unavailable(self, paths: Sequence[Sequence[str]]) -> RequestError:
         """What to say of paths with absent blocks: of the one that will not come back, if any."""

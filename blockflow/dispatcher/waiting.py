@@ -86,20 +86,27 @@ class WaitingRoom:
         if entry.deaths:
             self._suspects[entry.ticket] = entry
 
-    def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:
-        """The way of its next attempt, why there will be none, or None: it has to wait."""
-        table = self._planner.table
-        routes = [table.tasks.get(name) if table else None for name in entry.open]
-        admitted = dict(zip((t.name for t in entry.plan.tasks), entry.plan.tasks, strict=True))
-        tasks = []
-        for name, route in zip(entry.open, routes, strict=True):
+    def hopeless(self, entry: Entry) -> dict[str, BlockFlowError]:
+        """The open tasks that can not be run (again), each with the reason: an update has changed
+        them, or nothing will run a block of theirs. The others can go on without them."""
+        found: dict[str, BlockFlowError] = {}
+        admitted = {t.name: t for t in entry.plan.tasks}
+        for name in entry.open:
+            route = self._planner.published(name)
             if (
                 route is None
                 or route.contract != admitted[name].contract
                 or route.max_rows < entry.rows
             ):
-                return _changed(entry, f"an update changed task {name!r} meanwhile")
-            tasks.append(route)
+                found[name] = _changed(entry, f"an update changed task {name!r} meanwhile")
+            elif name not in entry.plan.turns and (why := self._planner.hopeless(route.path)):
+                found[name] = why
+        return found
+
+    def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:
+        """The way of its next attempt, why there will be none, or None: it has to wait. None of its
+        open tasks is :meth:`hopeless`."""
+        tasks = [self._planner.task(name) for name in entry.open]
         if self._planner.epoch != entry.plan.epoch and any(
             not isinstance(k.outcome, BlockFlowError) for k in entry.kept.values()
         ):

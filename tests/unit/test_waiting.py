@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recovery_rig import CONTRACT, SECOND, World, codes, done, message
+from recovery_rig import CONTRACT, PATHS, SECOND, World, codes, done, message
 
 from blockflow.core.errors import RequestError
 from blockflow.core.routing import CanaryRoute, RouteTable, StageRoute, TaskRoute
@@ -102,13 +102,35 @@ def test_its_deadline_says_what_it_waited_for() -> None:
 
 
 def test_an_update_may_change_what_it_asked_for() -> None:
-    for paths in ({"b": ("trunk", "head_b")}, {"a": ("head_a", "trunk"), "b": ("trunk",)}):
+    for paths in ({"t": ("trunk",)}, {"a": ("head_a", "trunk"), "b": ("trunk",)}):
         w, entry = parked("a", "b")
         assert w.publish(epoch=2, trunk=[5], head_a=[6], paths=paths) == done(entry)
         assert set(codes(entry)) == {"BLOCK_UNAVAILABLE"}
     w, entry = parked()
     assert w.publish(epoch=2, trunk=[5], head_a=[6]) == [SendAgain(entry)]
     assert entry.item(0).epoch == 2
+
+
+def test_what_an_update_has_changed_or_nobody_runs_ends_alone() -> None:
+    """The other tasks of the request were promised an answer of their own."""
+    w, entry = parked("a", "b", "t")
+    down = {"head_b": "it was given up"}
+    assert w.publish(epoch=2, head_a=[6], paths={"b": PATHS["b"], "t": PATHS["t"]}) == []
+    assert entry.open == ("b", "t")
+    assert w.publish(epoch=2, trunk=[5], head_a=[6], down=down) == [SendAgain(entry)]
+    assert entry.plan.blocks == ("trunk",)
+    assert w.answer(entry) == done(entry)
+    assert [e.task for e in entry.results()] == ["a", "b", "t"]
+    assert codes(entry) == ["BLOCK_UNAVAILABLE"] * 2 and w.left() == (0, 0, 0)
+
+
+def test_a_further_attempt_goes_on_without_what_an_update_has_changed() -> None:
+    w = World(trunk=[1], head_a=[2], head_b=[3])
+    entry = w.admit("a", "b")
+    w.publish(epoch=2, trunk=[1, 5], head_a=[2], head_b=[3], paths={"b": PATHS["b"]})
+    assert w.die(1) == [SendAgain(entry)]
+    assert (entry.attempt, w.answer(entry)) == (2, done(entry))
+    assert codes(entry) == ["WORKER_LOST"]
 
 
 def test_cancel_client_gone_and_the_end_reach_it() -> None:
