@@ -181,6 +181,9 @@ class Admission:
         ``budget_ns`` is the time to its deadline.
         """
         names = tuple(tasks)
+        if nbytes > self.max_bytes:  # to try again would not help
+            text = f"an input of {nbytes} bytes: all together may have {self.max_bytes}"
+            return Reject(RequestError("TOO_LARGE", text, hint="send fewer rows per request"))
         if inflight >= self.max_inflight:
             self._all.shares.refused(client)
             self._by_task.shares.refused(names)

@@ -94,3 +94,12 @@ def test_one_clients_slow_task_leaves_credits_to_its_others() -> None:
     assert told[-1] == "14 requests for slow are in flight, their fair share of the credits"
     assert admission.refused["share"] == len(told)
     assert ask("quick") is ADMIT
+
+
+def test_what_never_fits_is_not_told_to_come_back(admission: Admission) -> None:
+    assert decide(admission, nbytes=100) is ADMIT
+    for inflight in (0, 4):
+        verdict = decide(admission, inflight=inflight, nbytes=101)
+        assert isinstance(verdict, Reject)
+        assert (verdict.error.code, verdict.error.retryable) == ("TOO_LARGE", False)
+    assert admission.figures()["refused"] == {}
