@@ -27,6 +27,7 @@ from blockflow.client.pending import PendingRequest
 from blockflow.client.request import (
     check_deadline,
     check_retries,
+    milliseconds,
     published_names,
     shown,
     task_names,
@@ -81,7 +82,7 @@ class Connection:
     ) -> None:
         self.address = dispatcher_address(address)
         protect = protection(self.address, client_keys, server_key)
-        connect_timeout_ms = _milliseconds(connect_timeout_s)
+        connect_timeout_ms = milliseconds(connect_timeout_s)
         if connect_timeout_ms < 1 or type(max_pending) is not int or max_pending < 1:
             why = "connect_timeout_s is a number above 0, and max_pending a whole one"
             raise RequestError("INVALID_REQUEST", why, where="Client")
@@ -129,7 +130,7 @@ class Connection:
         self._check_process()
         rid = _request_id(request_id)
         names = task_names(tasks)
-        deadline_ms = None if deadline_s is None else _milliseconds(deadline_s)
+        deadline_ms = None if deadline_s is None else milliseconds(deadline_s)
         check_deadline(deadline_s, deadline_ms)
         check_retries(retries)
         if errors not in ("raise", "return"):
@@ -243,7 +244,7 @@ class Connection:
     ) -> Future[dict[str, TaskRoute]]:
         self.check_may_wait()  # both clients wait for these
         rid = os.urandom(REQUEST_ID_BYTES)
-        core, now, timeout_ms = self._core, time.monotonic_ns(), _milliseconds(timeout_s)
+        core, now, timeout_ms = self._core, time.monotonic_ns(), milliseconds(timeout_s)
         future: PendingRequest[dict[str, TaskRoute]] = self._new_pending(rid)
 
         def call() -> list[Outcome]:
@@ -328,16 +329,6 @@ def _value(r: TaskResult, frame: Any, read: Read) -> Any:
     except MemoryError:  # this result's alone: others may fit
         text = f"this process has no memory for a result of {r.tensor.nbytes} bytes"
         return make_error("NO_SPACE", text, where=r.task, hint="ask for less at once")
-
-
-def _milliseconds(seconds: float) -> int:
-    try:
-        if seconds != seconds:
-            raise ValueError("not a number")
-        return max(1, round(seconds * 1000)) if seconds > 0 else 0
-    except (TypeError, ValueError, OverflowError) as exc:
-        why = f"{shown(seconds)} is not a number of seconds"
-        raise RequestError("INVALID_REQUEST", why) from exc
 
 
 def _request_id(given: RequestId) -> bytes:

@@ -18,13 +18,16 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from blockflow.client.collector import OK, Collector, Record
-from blockflow.client.request import shown, task_names
+from blockflow.client.request import check_deadline, milliseconds, shown, task_names
 from blockflow.client.result import BlockTiming, Result
 from blockflow.client.sync import Client
 from blockflow.core.errors import BlockFlowError, RequestError
 
 Mode = Literal["sync", "poisson"]
 Inputs = Sequence[Any] | Callable[[int], Any]
+
+_FINAL = ("CANCELLED", "INTERNAL")
+"""So is every request refused once the client is closed, or its thread has failed."""
 
 
 class TaskGenerator:
@@ -68,6 +71,8 @@ class TaskGenerator:
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         _check(mode, rate, count, duration_s, inputs)
+        if deadline_s is not None:
+            check_deadline(deadline_s, milliseconds(deadline_s))
         self._client = client
         self._tasks = task_names(tasks)
         self._inputs = inputs
@@ -87,7 +92,7 @@ class TaskGenerator:
         """Send everything, wait for the last answer, and return the collector.
 
         Errors of single requests are outcomes in the records, not exceptions; what ``on_progress``
-        raises ends the run.
+        raises ends the run, and so does the client's end.
         """
         self._began_ms = self.collector.now_ms()
         try:
@@ -160,6 +165,8 @@ class TaskGenerator:
         try:
             return self._client.submit(self._tasks, x, deadline_s=self._deadline_s, errors="return")
         except BlockFlowError as exc:  # refused before it was sent: an outcome like any other
+            if exc.code in _FINAL:
+                self.stop()
             refused: Future[Any] = Future()
             refused.set_exception(exc)
             return refused

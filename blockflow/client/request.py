@@ -143,6 +143,17 @@ def check_retries(retries: int) -> None:
         )
 
 
+def milliseconds(seconds: float) -> int:
+    """Whole ones, 0 for none or less; INVALID_REQUEST unless it is a finite number."""
+    try:
+        if seconds != seconds:
+            raise ValueError("not a number")
+        return max(1, round(seconds * 1000)) if seconds > 0 else 0
+    except (TypeError, ValueError, ArithmeticError) as exc:
+        why = f"{shown(seconds)} is not a number of seconds"
+        raise RequestError("INVALID_REQUEST", why) from exc
+
+
 def check_deadline(given_s: float | None, deadline_ms: int | None) -> None:
     """Raise INVALID_REQUEST, with the seconds that were given, unless the deadline is possible."""
     if deadline_ms is not None and not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from concurrent.futures import Future
+from decimal import Decimal
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -270,6 +271,16 @@ def test_stop_ends_a_run(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "poisson"])
+def test_the_end_of_its_client_ends_a_run(mode: Any) -> None:
+    """It would be refused again and again, as often as a processor can."""
+    client = Client("ipc:///nobody")
+    client.close()
+    rate = None if mode == "sync" else 200.0
+    generator = TaskGenerator(client, "echo", [X], mode=mode, rate=rate, duration_s=60)
+    assert generator.run().summary().errors == {"CANCELLED": 1}
+
+
+@pytest.mark.parametrize("mode", ["sync", "poisson"])
 def test_a_stop_before_the_run_is_not_lost(mode: Any) -> None:
     with FakeDispatcher() as fake, Client(fake.endpoint) as client:
         rate = None if mode == "sync" else 500.0
@@ -295,6 +306,7 @@ def test_a_stop_before_the_run_is_not_lost(mode: Any) -> None:
         {"duration_s": "3"},
         {"count": 1, "rate": 3.0},
         {"count": 1, "mode": "closed"},
+        *({"count": 1, "deadline_s": s} for s in (0, -1, 61.0, float("nan"), Decimal("sNaN"), "1")),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(kw: dict[str, Any]) -> None:
