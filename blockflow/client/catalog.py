@@ -40,6 +40,11 @@ class Catalog:
     def __contains__(self, request_id: bytes | None) -> bool:
         return request_id in self._questions
 
+    @property
+    def open(self) -> tuple[bytes, ...]:
+        """The questions that wait."""
+        return tuple(self._questions)
+
     def ask(
         self, request_id: bytes, wanted: Iterable[str] | None, timeout_ms: int, now_ns: int
     ) -> list[bytes]:

@@ -106,8 +106,7 @@ class ClientCore:
         if len(self._pending) >= self._max_pending:
             raise too_many(self._max_pending, self.link.address)
         ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
-        deadline_ns = now_ns + ms * 1_000_000
-        p = Pending(request_id, tuple(tasks), desc, body, now_ns, deadline_ns)
+        p = Pending(request_id, tuple(tasks), desc, body, now_ns, now_ns + ms * 1_000_000)
         p.retries = retries
         self._pending[request_id] = p
         self._outbox.append(request_id)
@@ -121,8 +120,7 @@ class ClientCore:
     def cancel(self, request_id: bytes, why: str = "cancelled by the caller") -> list[Outcome]:
         """End a request now; the Dispatcher is told when it has it already. Or a question."""
         error = RequestError("CANCELLED", why, where=request_id.hex())
-        p = self._pending.get(request_id)
-        if p is None:
+        if (p := self._pending.get(request_id)) is None:
             return self._catalog.end(request_id, error)
         self._give_up(p)
         return [self._fail(p, error)]
@@ -170,6 +168,8 @@ class ClientCore:
                 self.counters.retries += 1
                 self._put_back(p)
             self._arm(p.request_id, self._due(p))
+        for rid in self._catalog.open:
+            self._arm(rid, self._catalog.due(rid))
         return out
 
     def on_denied(self) -> list[Outcome]:

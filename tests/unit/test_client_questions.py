@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_core_rig import DESC, connected_core, description, only, rid, send_all
+from client_core_rig import DESC, MS, connected_core, description, only, rid, send_all
 
 from blockflow.client.outcome import Described, Failed
 from blockflow.client.request import task_names
@@ -76,3 +76,13 @@ def test_what_there_is_to_tell_of_thousands_of_tasks_is_read(nbytes: int) -> Non
         raw[1] = KIND_REPLY
         core.ask(rid(5), None, 5000, 0)
         assert only(core.on_message([encode(raw)], 0)).error.code == "MALFORMED_MESSAGE"
+
+
+def test_a_question_waits_for_the_next_connection_no_longer_than_a_request() -> None:
+    """Whatever time it has: it would be told of the end only then."""
+    core = connected_core()
+    core.ask(rid(5), None, 60_000, 0)
+    send_all(core)
+    assert core.on_disconnected(MS) == []
+    assert (due := core.next_wakeup()) == 1001 * MS
+    assert only(core.on_tick(due)).error.code == "CONNECTION_LOST"
