@@ -156,6 +156,13 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class SetOut:
+    """Send the input of ``entry``, which has just been let in, on its way."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
 class SendAgain:
     """Send the retained input on the way of ``entry``'s new attempt."""
 
@@ -189,4 +196,4 @@ class Drop:
     reason: str
 
 
-Instruction = Reply | SendAgain | Supersede | ReleaseInput | Drop
+Instruction = Reply | SetOut | SendAgain | Supersede | ReleaseInput | Drop

@@ -20,6 +20,7 @@ from blockflow.dispatcher.entry import (
     ReleaseInput,
     Reply,
     SendAgain,
+    SetOut,
     Supersede,
 )
 from blockflow.dispatcher.feedback import learn
@@ -114,7 +115,7 @@ class Exchange:
                 self._refuse(client, msg, own_failure(exc, "in admission"), received)
             else:
                 if entry is not None and not entry.waits_for:
-                    self._set_out(entry)
+                    self.carry_out([SetOut(entry)])
         elif isinstance(msg, wire.Cancel):
             self.carry_out(self.table.cancel(client, msg.request_id))
         elif isinstance(msg, wire.Invite):
@@ -340,16 +341,19 @@ class Exchange:
                 self._carry_out(what)
             except Exception as exc:
                 self.defect(type(what).__name__)
-                if isinstance(what, SendAgain):  # else nobody would hear of it before its deadline
-                    todo += self.table.fail(what.entry, own_failure(exc, "at its next attempt"))
+                if isinstance(what, SetOut | SendAgain):  # else it would wait for its deadline
+                    todo += self.table.fail(what.entry, own_failure(exc, "on its way"))
         self.withdrawals.send()
 
     def _carry_out(self, what: Instruction) -> None:
         if isinstance(what, Reply):
             self._reply(what.entry)
-        elif isinstance(what, SendAgain):
-            self._desk.prepare_again(what.entry)
+        elif isinstance(what, SetOut):
             self._set_out(what.entry)
+        elif isinstance(what, SendAgain):
+            if what.entry in self.table:  # its client may have been found to be gone
+                self._desk.prepare_again(what.entry)
+                self._set_out(what.entry)
         elif isinstance(what, Supersede):
             self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
         elif isinstance(what, ReleaseInput):

@@ -43,6 +43,9 @@ class Register:
     def __len__(self) -> int:
         return len(self._by_ticket)
 
+    def __contains__(self, entry: Entry) -> bool:
+        return entry.ticket in self._by_ticket
+
     @property
     def waiting(self) -> int:
         """Requests that are not under way at the moment."""

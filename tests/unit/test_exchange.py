@@ -81,17 +81,19 @@ class Scene:
         self.route = StageRoute(1, "a", "a#0", 11, "to 11", mode, replayable=replayable)
         self.publish(11)
 
-    def publish(self, *incarnations: int) -> None:
+    def publish(self, *incarnations: int, tasks: str = "tu") -> None:
         self.version += 1
         stages = {n: replace(self.route, stage=n, incarnation=n) for n in incarnations}
-        tasks = {"t": TaskRoute("t", ("a",), Contract(SPEC, SPEC))}
-        self.exchange.publish(RouteTable(1, self.version, stages, tasks))
+        routes = {t: TaskRoute(t, ("a",), Contract(SPEC, SPEC)) for t in tasks}
+        self.exchange.publish(RouteTable(1, self.version, stages, routes))
 
-    def ask(self, number: int, values: Sequence[float] = (0.0,), tries: int = 0) -> None:
+    def ask(
+        self, number: int, values: Sequence[float] = (0.0,), tries: int = 0, task: str = "t"
+    ) -> None:
         """A request of one row per value."""
         x = np.repeat(np.array(values, np.float32), 4)
         desc = TensorDesc("float32", (len(values), 4))
-        request = wire.Request(number.to_bytes(16, "big"), ("t",), 1000, desc, None, tries)
+        request = wire.Request(number.to_bytes(16, "big"), (task,), 1000, desc, None, tries)
         header = wire.encode_to_dispatcher(request)
         self.exchange.on_client(CLIENT, [zmq.Frame(header), zmq.Frame(x.tobytes())])
 
@@ -242,3 +244,31 @@ def test_a_header_that_is_none_is_answered_where_its_id_can_be_read(rest: list[A
         s.exchange.on_client(CLIENT, [zmq.Frame(header[: len(header) - cut])])
     assert s.ends() == ["MALFORMED_MESSAGE"] * 2
     assert {reply.request_id for reply, _ in s.door.replies} == {bytes(15) + b"\1"}
+
+
+def test_a_request_that_cannot_be_sent_on_its_way_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once, and not at its deadline: there are no threads left for a large frame, say."""
+    s = Scene("zeromq")
+
+    def scarce(*_: Any, **__: Any) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(s.exchange._push, "send", scarce)
+    s.ask(1)
+    assert (s.ends(), s.out()) == (["NO_SPACE"], (0, 0, 0))
+
+
+def test_nothing_is_sent_on_its_way_for_who_has_gone() -> None:
+    """That comes to light as another request of its is answered, between decision and deed."""
+    s = Scene()
+    s.publish()
+    s.ask(1, task="u")
+    s.ask(2)
+    s.exchange._clients = cast(
+        Any, SimpleNamespace(send=lambda *_: Sent.GONE, present=(), forget=lambda _: None)
+    )
+    s.exchange._grants = cast(Any, SimpleNamespace(client_gone=lambda _: None))
+    s.publish(11, tasks="t")
+    assert (s.items(), s.out()) == ([], (0, 0, 0))
