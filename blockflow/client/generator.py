@@ -48,8 +48,8 @@ class TaskGenerator:
         seed: of the gaps, so that a run can be repeated.
         deadline_s: of each request; None leaves it to the topology.
         collector: gets the records; a new one by default.
-        on_progress: called with the number of finished requests; in the poisson mode from the
-            connection's thread, so it must be quick and cannot wait for the client.
+        on_progress: called with the number of the run's finished requests; in the poisson mode from
+            the connection's thread, so it must be quick and cannot wait for the client.
 
     Raises:
         RequestError: INVALID_REQUEST, the arguments do not fit together.
@@ -95,6 +95,7 @@ class TaskGenerator:
         raises ends the run, and so does the client's end.
         """
         self._began_ms = self.collector.now_ms()
+        self._finished = counter(1)
         try:
             if self._mode == "sync":
                 self._run_sync()

@@ -91,13 +91,15 @@ def test_sync_mode_sends_the_next_after_the_reply() -> None:
         seen: list[int] = []
         generator = TaskGenerator(client, "echo", [X, X[:1]], count=10, on_progress=seen.append)
         collector = generator.run()
+        assert seen == list(range(1, 11))
+        assert len(generator.run().records()) == 20
     records = collector.records()
-    assert seen == list(range(1, 11))
-    assert [r.rows for r in records] == [2, 1] * 5
+    assert seen == 2 * list(range(1, 11)), "of each run by itself"
+    assert [r.rows for r in records] == [2, 1] * 10
     for before, after in pairwise(records):
         assert after.sent_ms >= before.done_ms
     s = collector.summary()
-    assert (s.count, s.ok) == (10, 10)
+    assert (s.count, s.ok) == (20, 20)
     assert [b.block for b in s.blocks] == ["b1", "b2"]
     assert s.blocks[0].wait_ms == 2.0
 
