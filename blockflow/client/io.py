@@ -22,13 +22,14 @@ from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.reception import Reception
 from blockflow.client.request import Upload
-from blockflow.client.room import begin_collector, check_descriptors, frame_of
+from blockflow.client.room import check_descriptors, frame_of
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread, Held, SharedLock
 from blockflow.client.wakeup import WakeUp
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.core.scarcity import no_room
+from blockflow.tensormq.collector import begin_collector
 from blockflow.tensormq.curve import Protect
 from blockflow.wire.client import Place
 

@@ -16,6 +16,7 @@ from blockflow.dispatcher.monitor import Snapshot
 from blockflow.dispatcher.server import DispatcherServer, remove_files
 from blockflow.launch.logs import log_to_stderr
 from blockflow.tensormq.agent import ControlAgent, Mailbox, lifeline_from_environment
+from blockflow.tensormq.collector import begin_collector
 from blockflow.tensormq.sockets import new_context
 from blockflow.wire.control import ControlMessage, Hello, Ready, StartFailed
 
@@ -53,6 +54,7 @@ def run(spec: Mapping[str, Any]) -> int:
     agent.send(Hello("dispatcher", launch.name, launch.incarnation, os.getpid(), __version__))
     status = EXIT_FAILED
     try:
+        begin_collector()
         server = DispatcherServer(launch, context, mailbox, agent.send, heard=agent.heard)
         agent.send(Ready(launch.incarnation, server.endpoint, server.client_endpoints))
         # What exists now lives as long as the process: no collection needs to look at it again.

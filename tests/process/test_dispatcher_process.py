@@ -20,6 +20,7 @@ from warm_rig import Warm
 from blockflow.core.errors import SystemError_
 from blockflow.core.routing import RouteTable, StageRoute
 from blockflow.tensormq.agent import LIFELINE_ENV, ORPHAN_STATUS
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.tensormq.janitor import RunDir, run_root
 from blockflow.tensormq.sockets import bind_router, new_context
 from blockflow.wire.control import (
@@ -91,7 +92,7 @@ class Controller:
         self.worker = FakeWorker(self.context, self.run_dir, 11, {1: "e"})
         back = StageRoute(0, "", "dispatcher", 1, ready.endpoint, "tensormq")
         stages = {0: back, 1: self.worker.routes()[0]}
-        table = RouteTable(1, 1, stages, {"t": task("t", ["e"])})
+        table = RouteTable(1, 1, stages, {"t": task("t", ["e"], max_rows=65_536)})
         self.worker.table = table
         self.worker.start()
         self.say(Routes(table.to_dict()))
@@ -151,6 +152,13 @@ def test_a_whole_life(controller: Controller) -> None:
         client = RawClient(controller.context, endpoint)
         np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
         client.close()
+    threads = os.listdir(f"/proc/{process.pid}/task")
+    client = RawClient(controller.context, ready.endpoints[0])
+    large = np.ones((MIN_TENSOR_BYTES // 16, 4), np.float32)
+    np.testing.assert_array_equal(client.infer("t", large)[0], large + 1)
+    client.close()
+    # A large reply needs no further thread: there may be none by then.
+    assert os.listdir(f"/proc/{process.pid}/task") == threads
     controller.say(Stop())
     status, log = controller.ended()
     assert (status, log) == (0, "")
