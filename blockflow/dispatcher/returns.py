@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blockflow.core.errors import BlockError, BlockFlowError, make_error
+from blockflow.core.scarcity import is_scarcity
 from blockflow.dispatcher.entry import Answer, Drop, Instruction
 from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.tensors import TensorDesk
@@ -60,7 +61,7 @@ def own_failure(exc: Exception, where: str) -> BlockFlowError:
     """What a client is told of an exception in the Dispatcher, met ``where``."""
     if isinstance(exc, BlockFlowError):
         return exc
-    if isinstance(exc, MemoryError):
-        text = "the Dispatcher has no memory for the request"
+    if is_scarcity(exc):
+        text = "the Dispatcher has no memory, thread or descriptor for the request"
         return make_error("NO_SPACE", text, hint="try again later, or send less at once")
     return make_error("INTERNAL", f"{type(exc).__name__} {where}")

@@ -184,6 +184,7 @@ def test_a_result_of_other_rows_is_no_answer(rows: int) -> None:
     [
         (make_error("TIMEOUT", "x"), "TIMEOUT"),
         (MemoryError(), "NO_SPACE"),
+        (RuntimeError("can't start new thread"), "NO_SPACE"),
         (ValueError("x"), "INTERNAL"),
     ],
 )
