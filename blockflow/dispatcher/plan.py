@@ -324,7 +324,7 @@ class Planner:
             {inc: frozenset(e) for inc, e in lost.items()},
             lineage,
             routes[0],
-            max((t.share for t in tasks), key=lambda i: _priority(table, i)),
+            max((t.share for t in tasks), key=lambda i: _claim(table, i)),
             tuple(tasks),
             frozenset(i for i, r in enumerate(routes) if not r.replayable),
             canaries,
@@ -332,6 +332,7 @@ class Planner:
         )
 
 
-def _priority(table: RouteTable, share: int) -> int:
+def _claim(table: RouteTable, share: int) -> tuple[int, float]:
+    """Of several tasks of one request the largest decides, in whatever order they are named."""
     known = table.shares[share] if share < len(table.shares) else {}
-    return int(known.get("priority", 0))
+    return int(known.get("priority", 0)), float(known.get("weight", 1.0))

@@ -167,11 +167,13 @@ def test_new_routes_make_new_plans_also_where_no_stage_is_new() -> None:
     assert (plan(p, "t").version, plan(p, "t").epoch) == (2, 2)
 
 
-def test_a_request_has_the_share_of_its_task_of_the_highest_priority() -> None:
+@pytest.mark.parametrize("most", [{"priority": 1, "weight": 0.5}, {"weight": 2.0}])
+def test_a_request_has_the_share_of_its_task_that_may_claim_most(most: dict[str, float]) -> None:
+    """In whatever order it names them."""
     routes = table({1: ("b", 11)}, low=("b",), high=("b",))
     tasks = {n: replace(routes.tasks[n], share=i) for i, n in enumerate(("low", "high"))}
     p = Planner()
-    p.replace(replace(routes, tasks=tasks, shares=({}, {"priority": 1})))
+    p.replace(replace(routes, tasks=tasks, shares=({}, most)))
     assert [plan(p, *names).share for names in (("low",), ("low", "high"), ("high", "low"))] == [
         0,
         1,
