@@ -323,6 +323,7 @@ class DispatcherServer:
         current = {r.incarnation for r in routes.stages.values()} if routes else set()
         for incarnation in [i for i in self._hosts if i not in current]:
             del self._hosts[incarnation]
+        self.exchange.withdrawals.forget_retired()
         self.exchange.on_unsent(self._push.retain(set(self._hosts.values())))
 
     def _gauges(self) -> dict[str, Any]:

@@ -36,21 +36,25 @@ class Withdrawals:
         self._incarnation = incarnation
         self._push = push
         self._endpoints: dict[int, str] = {}
-        self._before: dict[int, str] = {}
+        self._present: dict[int, str] = {}
         self._due: dict[str, list[tuple[bytes, int]]] = {}
         self.sent = 0
 
     def publish(self, table: RouteTable) -> None:
         """Workers' addresses; requests of the routes before may still visit those of then."""
-        self._before = self._endpoints
-        self._endpoints = {
+        self._present = {
             r.incarnation: r.endpoint for r in table.stages.values() if r.stage != DISPATCHER_STAGE
         }
+        self._endpoints.update(self._present)
+
+    def forget_retired(self) -> None:
+        """All requests of the routes before have ended."""
+        self._endpoints = dict(self._present)
 
     def peer_gone(self, incarnation: int) -> None:
         """There is nobody there to be told."""
         self._endpoints.pop(incarnation, None)
-        self._before.pop(incarnation, None)
+        self._present.pop(incarnation, None)
 
     def ended(self, entry: Entry) -> None:
         """``entry`` has ended: does it still run somewhere?"""
@@ -66,7 +70,7 @@ class Withdrawals:
         for end in ends:
             visited.update([plan.incarnations[node] for node in plan.lineage[end]])
         for incarnation in visited:
-            endpoint = self._endpoints.get(incarnation) or self._before.get(incarnation)
+            endpoint = self._endpoints.get(incarnation)
             if endpoint is not None:
                 self._due.setdefault(endpoint, []).append((ticket, attempt))
 

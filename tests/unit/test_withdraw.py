@@ -172,6 +172,7 @@ def test_many_go_in_few_messages_and_old_routes_are_known() -> None:
     desk = Desk()
     entries = [desk.entry("ab") for _ in range(limits.MAX_WITHDRAWN_PER_MESSAGE + 1)]
     desk.publish(2, (21, 12, 13))
+    desk.publish(3, (31, 12, 13))  # the first ones drain yet
     for entry in entries:
         desk.withdrawals.ended(entry)
     desk.withdrawals.send()
@@ -183,3 +184,11 @@ def test_many_go_in_few_messages_and_old_routes_are_known() -> None:
     before = desk.withdrawals.sent
     assert desk.told(entries[0]) == {}
     assert desk.withdrawals.sent == before
+
+
+def test_who_is_in_no_route_is_forgotten_when_nothing_can_be_there() -> None:
+    desk = Desk()
+    entry = desk.entry("ab")
+    desk.publish(2, (21, 12, 13))
+    desk.withdrawals.forget_retired()
+    assert set(desk.told(entry)) == {"ipc://12"}
