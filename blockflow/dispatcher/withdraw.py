@@ -1,11 +1,12 @@
 """Withdrawals: workers are told of requests that nobody waits for any more.
 
 A request that its client has cancelled, or whose client is gone, may still wait in queues, and so
-may the attempt before the present one, in the queues of workers that live. One
-message to each worker on its way, straight from the Dispatcher, lets them drop it on arrival or in
-the queue. Nothing depends on its delivery: what is not withdrawn comes back late and is dropped.
-A passed deadline needs no word: every item carries the time that it had left when it was sent, and
-a worker counts from then on: it starts nothing that the Dispatcher has answered as too late.
+may one that has failed as another worker on its way has died, and the attempt before the present
+one, in the queues of workers that live. One message to each worker on its way, straight from the
+Dispatcher, lets them drop it on arrival or in the queue. Nothing depends on its delivery: what is
+not withdrawn comes back late and is dropped. A passed deadline needs no word: every item carries
+the time that it had left when it was sent, and a worker counts from then on: it starts nothing that
+the Dispatcher has answered as too late.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.plan import Plan
 from blockflow.tensormq.push import PushCache
 from blockflow.wire.data import Withdraw, encode_withdraw
+
+_UNDER_WAY = ("CANCELLED", "WORKER_LOST", "POISON")
+"""What a request may have ended with while it waits at some worker yet."""
 
 
 class Withdrawals:
@@ -89,6 +93,6 @@ class Withdrawals:
 
 
 def _given_up(entry: Entry, end: int) -> bool:
-    """Whether a task ended by the client's will and not by what came back."""
+    """Whether a task ended by the client's will, or a worker's death, and not by what came back."""
     outcome = entry.outcomes.get(end)
-    return outcome is None or (isinstance(outcome, BlockFlowError) and outcome.code == "CANCELLED")
+    return outcome is None or (isinstance(outcome, BlockFlowError) and outcome.code in _UNDER_WAY)

@@ -141,6 +141,7 @@ class Desk:
 
 
 CANCELLED = RequestError("CANCELLED", "by the client")
+LOST = RequestError("WORKER_LOST", "too many requests are being run again")
 LATE = RequestError("DEADLINE_EXCEEDED", "late")
 DONE = Answer("result", (), 0)
 
@@ -154,15 +155,16 @@ def test_a_gone_client_is_told_to_all_workers_on_the_way() -> None:
     }
 
 
-def test_only_what_the_client_gave_up_is_withdrawn() -> None:
+def test_only_what_may_be_under_way_yet_is_withdrawn() -> None:
     desk = Desk()
     for outcome in (DONE, LATE):  # nothing is left of it, or it falls out by its deadline
         entry = desk.entry("ab")
         entry.outcomes[entry.plan.ends[0]] = outcome
         assert desk.told(entry) == {}
-    entry = desk.entry("ab", "ac")
-    entry.outcomes = dict(zip(entry.plan.ends, (DONE, CANCELLED), strict=True))
-    assert set(desk.told(entry)) == {"ipc://11", "ipc://13"}
+    for outcome in (CANCELLED, LOST):
+        entry = desk.entry("ab", "ac")
+        entry.outcomes = dict(zip(entry.plan.ends, (DONE, outcome), strict=True))
+        assert set(desk.told(entry)) == {"ipc://11", "ipc://13"}
     entry = desk.entry("ab")
     entry.waits_for = "b"  # between two attempts it is nowhere
     assert desk.told(entry) == {}
