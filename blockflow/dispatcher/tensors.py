@@ -137,7 +137,9 @@ class TensorDesk:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
             # Clients learn nothing of arenas and paths.
-            raise make_error(exc.code, f"no memory for an input of {tensor.nbytes} bytes") from exc
+            text = f"no memory for an input of {tensor.nbytes} bytes"
+            hint = "try again later, or send less at once; `blockflow doctor` shows what is short"
+            raise make_error(exc.code, text, hint=hint) from exc
         if buffer is None:
             return None
         try:

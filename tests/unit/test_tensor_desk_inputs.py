@@ -182,3 +182,4 @@ def test_of_arenas_and_their_workers_clients_hear_nothing() -> None:
     with pytest.raises(BlockFlowError, match="no memory for an input of 16384 bytes") as caught:
         s.desk.retain(too_large, memoryview(bytes(16384)), HANDLES, False, DUE_NS)
     assert caught.value.code == "TOO_LARGE"
+    assert "send less at once" in caught.value.hint
