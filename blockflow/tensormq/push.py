@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +63,13 @@ class _Link:
                 self.sock.send_multipart(frames, _DONTWAIT, copy=copy)
         except zmq.Again:
             return False
+        except BaseException:
+            # For want of memory, say. Left open, the message would go on with the next one's header
+            # and tensor; ended early it is refused as malformed, and the next one is read.
+            if len(frames) > 1:
+                with suppress(zmq.ZMQError):
+                    self.sock.send(b"", _DONTWAIT)
+            raise
         return True
 
 

@@ -115,3 +115,27 @@ def test_without_a_descriptor_for_the_socket_a_message_is_not_taken(
     monkeypatch.setattr(push, "connect_push", bad)
     with pytest.raises(RequestError):
         scene.cache.send(THERE, [b"h"])
+
+
+def test_a_message_that_cannot_be_sent_whole_does_not_go_on_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with zmq.Context() as ctx, ctx.socket(zmq.PULL) as there, ctx.socket(zmq.PUSH) as here:
+        there.rcvtimeo, here.linger = 5_000, 0
+        there.bind("inproc://there")
+        here.connect("inproc://there")
+        monkeypatch.setattr(push, "connect_push", lambda *_: here)
+        send = here.send
+
+        def scarce(part: Any, *args: Any, **kw: Any) -> Any:
+            if part == b"no room":
+                raise MemoryError
+            return send(part, *args, **kw)
+
+        monkeypatch.setattr(here, "send", scarce)
+        cache = PushCache(ctx)
+        with pytest.raises(MemoryError):
+            cache.send("inproc://there", [b"head", b"no room"])
+        assert cache.send("inproc://there", [b"other", b"tensor"])
+        got = [there.recv_multipart() for _ in range(2)]
+        assert got == [[b"head", b""], [b"other", b"tensor"]]
