@@ -34,6 +34,7 @@ MAKES_NEW = frozenset(
     sum mean var amax amin argmax argmin any all cumsum
     cat stack gather index_select clone _to_copy
     zeros ones full empty zeros_like ones_like full_like empty_like arange
+    new_zeros new_ones new_full new_empty
     """.split()
 )
 """Operators whose result shares no memory with anything, whatever their arguments are."""
@@ -94,15 +95,21 @@ def _writes_into(module: Any, begins: Callable[[Any], bool]) -> bool:
                     return True
                 reached.add(node)
                 continue
-            written = list(_written_nodes(node, schema))
+            written = list(written_nodes(node, schema))
             if not reached.isdisjoint(written):
                 return True
-            if not written and schema.name not in MAKES_NEW:
+            if not written and not makes_new(schema):
                 reached.add(node)
     return False
 
 
-def _written_nodes(node: Any, schema: Any) -> Iterator[Any]:
+def makes_new(schema: Any) -> bool:
+    """Whether what an operator gives shares no memory with what it takes. A size is no memory."""
+    gives_tensors = any("Tensor" in str(given.type) for given in schema.returns)
+    return schema.name in MAKES_NEW or not gives_tensors
+
+
+def written_nodes(node: Any, schema: Any) -> Iterator[Any]:
     """The values that an operator writes, by its schema."""
     for i, argument in enumerate(schema.arguments):
         marked = argument.alias_info is not None and argument.alias_info.is_write

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from blockflow.core.inplace import exported_may_write, script_may_write
 from blockflow.core.model import TensorSpec
+from blockflow.repository.artifact import export_program
 from blockflow.repository.probe import example_input, probe_bindings
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.zoo.resnet import Bottleneck, ResNet
@@ -248,6 +249,21 @@ def test_a_program_that_may_write_is_found(block: nn.Module) -> None:
 @pytest.mark.parametrize("block", [Branches(True), Chooses(), OwnOnly()])
 def test_a_program_that_writes_what_is_its_own_is_not_accused(block: nn.Module) -> None:
     assert not exported_may_write(exported(block))
+
+
+class Shifts(nn.Module):
+    """As decoders do it with their tokens: what is written is of the input's sizes alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = x.new_zeros(x.shape)
+        moved[:, 1:] = x[:, :-1]
+        return moved
+
+
+def test_sizes_of_the_input_are_not_its_memory() -> None:
+    spec = TensorSpec("float32", ("rows", 4))
+    program = export_program(Shifts().eval(), spec, torch.ones(2, 4))
+    assert not exported_may_write(program.graph_module, "x")
 
 
 def bottlenecks() -> LoadedModel:
