@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from blockflow.core.inplace import makes_new, written_nodes
 from blockflow.core.model import BlockInfo
 
 INDICES = "blockflow.indices"
@@ -34,8 +35,8 @@ _MOVED = frozenset(
 _FROM_TABLE = frozenset("embedding embedding_bag gather index index_select".split())
 """Give a table's numbers, whatever the indices are."""
 _BOUNDED = frozenset(
-    "argmax argmin argsort bucketize count_nonzero one_hot searchsorted sign zeros_like ones_like "
-    "empty_like full_like new_zeros new_ones new_full new_empty".split()
+    "argmax argmin argsort count_nonzero one_hot zeros_like ones_like empty_like full_like "
+    "new_zeros new_ones new_full new_empty".split()
 )
 """What they give stays within sizes, however large their input is."""
 _PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
@@ -98,7 +99,10 @@ def refuse_outside(x: Tensor, span: Span | None) -> None:
     if span is None or not x.numel():
         return
     low, high = span
-    least, most = (int(n) for n in torch.aminmax(x))
+    ends = torch.aminmax(x)
+    if not all(n.isfinite() for n in ends):
+        raise IndexError("index out of range: a number that is not finite")
+    least, most = (int(n) for n in ends)
     if least < low or most > high:
         found = least if least < low else most
         raise IndexError(f"index out of range: {found}, the block takes {low} to {high}")
@@ -111,7 +115,8 @@ def _both(a: Span, b: Span) -> Span:
 class _Walk:
     """Follows the input through a graph. ``_own``: values that are its integers as they are;
     ``_limited``: those that were brought within a span; ``_made``: others that are computed of it,
-    and may be as large as it likes."""
+    and may be as large as it likes. ``_memory``: of each value,
+    who made the memory that it may lie in, as a view does in what it is of."""
 
     def __init__(self) -> None:
         self.span: Span | None = None
@@ -119,18 +124,21 @@ class _Walk:
         self._own: set[fx.Node] = set()
         self._limited: dict[fx.Node, Span] = {}
         self._made: set[fx.Node] = set()
+        self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
 
     def node(self, node: fx.Node, module: Any, given: str) -> None:
         """Take in the next node of the graph."""
-        if node.op == "placeholder" and node.name == given and _dtype(node) is not torch.bool:
+        if node.op == "placeholder" and node.name == given and not _is_bool(node):
             self._own.add(node)
+        name = _name(node)
+        self._memory[node] = self._lies(node)
         if node.op != "call_function" or not self._follows(node.all_input_nodes):
             return
-        name = _name(node)
         if any(_looks_up(graph) for graph in _graphs(node, module)):
             self.computed = self.computed or name
         for index, size, least in _lookups(node, name):
             self._look_up(name, index, size, least)
+        self._note_write(node)
         if self._is_bounded(node, name):
             return
         source = node.all_input_nodes[0]
@@ -140,6 +148,24 @@ class _Walk:
             self._limited[node] = limit
         else:
             (self._own if moved and source in self._own else self._made).add(node)
+
+    def _lies(self, node: fx.Node) -> frozenset[fx.Node]:
+        schema = getattr(node.target, "_schema", None)
+        new = schema is not None and (makes_new(schema) or _name(node) in _BOUNDED)
+        made = [] if new else [self._memory[n] for n in node.all_input_nodes]
+        return frozenset().union(*made) or frozenset((node,))
+
+    def _note_write(self, node: fx.Node) -> None:
+        """Whatever lies in memory that is written into is not what it was: tokens that were shifted
+        through a view, say, are looked up by another name."""
+        schema = getattr(node.target, "_schema", None)
+        written = () if schema is None else filter(None, written_nodes(node, schema))
+        memory = frozenset().union(*(self._memory[n] for n in written))
+        for value, lies in self._memory.items():
+            if value is not node and not memory.isdisjoint(lies) and not _is_bool(value):
+                self._own.discard(value)
+                self._limited.pop(value, None)
+                self._made.add(value)
 
     def _follows(self, nodes: Any) -> bool:
         return any(n in self._own or n in self._limited or n in self._made for n in nodes)
@@ -155,7 +181,7 @@ class _Walk:
             self.computed = self.computed or name
 
     def _is_bounded(self, node: fx.Node, name: str) -> bool:
-        if name in _BOUNDED or _dtype(node) is torch.bool:
+        if name in _BOUNDED or _is_bool(node):
             return True
         if name in _FROM_TABLE:
             return not self._follows([node.args[0]])
@@ -171,6 +197,11 @@ def _limit(node: fx.Node, name: str) -> Span | None:
     integer of any size in the end."""
     if not _is_integer(node):
         return None
+    if name == "sign":
+        return (-1, 1)
+    if name in ("bucketize", "searchsorted"):
+        places = _size(node.args[name == "bucketize"], -1)
+        return None if places is None else (0, places)
     if name == "clamp":
         ends = [*node.args[1:3], *(node.kwargs[k] for k in ("min", "max") if k in node.kwargs)]
         low, high = (ends[0], ends[1]) if len(ends) == 2 else (None, None)
@@ -206,7 +237,7 @@ def _lookups(node: fx.Node, name: str) -> Iterator[tuple[fx.Node, int | None, in
     elif name in ("take", "take_along_dim", "put"):
         found = [(node.args[1], None, 0)]
     for index, size, least in found:
-        if isinstance(index, fx.Node) and _dtype(index) is not torch.bool:
+        if isinstance(index, fx.Node) and not _is_bool(index):
             yield index, size, least
 
 
@@ -242,3 +273,7 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 def _is_integer(node: fx.Node) -> bool:
     dtype = _dtype(node)
     return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
+
+def _is_bool(node: fx.Node) -> bool:
+    return _dtype(node) is torch.bool

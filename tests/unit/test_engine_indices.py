@@ -61,6 +61,23 @@ def _branches(table: Tensor, x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda t, i: t[i], lambda t, i: t[i] * 2, (table, x))
 
 
+def _shifted(table: Tensor, x: Tensor) -> Tensor:
+    """As decoders do it: written through views of what is looked up by."""
+    moved = x.new_zeros(x.shape)
+    moved[:, 1:] = x[:, :-1]
+    moved[:, 0] = 1
+    return _embed(table, moved)
+
+
+def _written(x: Tensor) -> Tensor:
+    x.view(-1).add_(5)
+    return x
+
+
+def _places(x: Tensor, count: int) -> Tensor:
+    return torch.bucketize(x, torch.arange(float(count)))
+
+
 WHOLE = Indices((0, WORDS - 1), "")
 FREE = Indices(None, "")
 
@@ -83,6 +100,15 @@ FREE = Indices(None, "")
         (lambda t, x: _embed(t, x[:, 0]), TOKENS, Indices(None, "embedding")),
         (lambda t, x: _embed(t, x.float().long()), TOKENS, Indices(None, "embedding")),
         (_positions, TOKENS, FREE),
+        (_shifted, TOKENS, Indices(None, "embedding")),
+        (lambda t, x: _embed(t, _written(x.clone())), TOKENS, Indices(None, "embedding")),
+        (lambda t, x: _embed(t, _written(x.clamp(0, 49))), TOKENS, Indices(None, "embedding")),
+        (lambda t, x: _written(x + 1) @ _embed(t, x).long(), TOKENS, WHOLE),
+        (lambda t, x: _embed(t, (x > 0).logical_or_(x < 9).long()), TOKENS, FREE),
+        (lambda t, x: _embed(t, x.sign()), TOKENS, Indices(None, "embedding")),
+        (lambda t, x: t[x.sign()], TOKENS, FREE),
+        (lambda t, x: _embed(t, _places(x, 49)), FLOATS, FREE),
+        (lambda t, x: _embed(t, _places(x, 50)), FLOATS, Indices(None, "embedding")),
         (lambda t, x: _embed(t, x.argmax(1)), FLOATS, FREE),
         (lambda t, x: _embed(t, x.topk(2)[1]), FLOATS, FREE),
         (lambda t, x: _embed(t, x.topk(2)[0].long()), FLOATS, Indices(None, "embedding")),
@@ -128,6 +154,9 @@ def test_a_file_says_it_in_its_metadata() -> None:
     refuse_outside(torch.empty(2, 0, dtype=torch.int64), (0, 1))
     with pytest.raises(IndexError, match="-3, the block takes 0 to 49"):
         refuse_outside(torch.tensor([49, -3]), (0, 49))
+    for odd in (float("nan"), float("inf")):  # becomes an integer in the block
+        with pytest.raises(IndexError, match="not finite"):
+            refuse_outside(torch.tensor([1.0, odd]), (0, 49))
 
 
 class Encoder(nn.Module):
