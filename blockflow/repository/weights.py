@@ -80,6 +80,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
     pairs = list(_tied(own, state))
     state |= {k: state[given] for k, given in pairs if k not in state}
     state |= {k: t for k, t in own.items() if k not in state and _is_counter(k)}
+    fitting = [k for k in own if k in state and state[k].shape == own[k].shape]
     problems: dict[str, list[str]] = {
         "missing": [k for k in own if k not in state],
         "unexpected": [k for k in state if k not in own],
@@ -92,7 +93,10 @@ def load_weights(module: nn.Module, path: Path) -> str:
             k for k in own if k in state and state[k].is_complex() and not own[k].is_complex()
         ],
         "more than a tensor of integers holds": [
-            k for k in own if k in state and _loses(state[k], own[k].dtype)
+            k for k in fitting if _loses(state[k], own[k].dtype)
+        ],
+        "beyond what the model's dtype holds": [
+            k for k in fitting if _exceeds(state[k], own[k].dtype)
         ],
         "at odds with the tensor that they share": [
             f"{k} with {given}" for k, given in pairs if not torch.equal(state[k], state[given])
@@ -113,7 +117,7 @@ def load_weights(module: nn.Module, path: Path) -> str:
             f"the weights do not fit the model: {text}",
             where=where,
             hint=_prefixed(saved, own)
-            or "check the factory's arguments (number of classes, width)",
+            or "check the factory's arguments (number of classes, width, dtype)",
             details=found,
         )
     try:
@@ -152,7 +156,24 @@ def _loses(given: Tensor, wanted: torch.dtype) -> bool:
     taken = given.to(wanted)
     if given.is_floating_point():
         return not torch.equal(taken.to(given.dtype), given)
+    signs = given.dtype is not wanted and torch.uint64 in (given.dtype, wanted)
+    if signs and bool((given.long() < 0).any()):  # from 2**63, or below 0
+        return True
     return not torch.equal(taken.long(), given.long())  # int8 and uint8 wrap into each other
+
+
+def _exceeds(given: Tensor, wanted: torch.dtype) -> bool:
+    """Whether numbers become infinite. A mask's may, one number below 0 at many places: what it
+    takes away stays away."""
+    if given.dtype is wanted or not wanted.is_floating_point or given.is_complex():
+        return False
+    lost = given.to(wanted).isinf()
+    if not lost.any():
+        return False
+    beyond = given.double()[lost]
+    beyond = beyond[beyond.isfinite()]
+    masks = given.dim() > 1 and bool(((beyond == beyond[:1]) & (beyond < 0)).all())
+    return len(beyond) > 0 and not masks
 
 
 def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -256,6 +277,10 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             raise _NoStateDict(f"entry {name!r} is a {type(tensor).__name__}, not a tensor")
         if tensor.is_meta:
             raise _NoStateDict(f"entry {name!r} has dims and no values (it is on 'meta')")
+        if tensor.is_quantized:
+            raise _NoStateDict(f"entry {name!r} is quantized: dequantize() makes one to load")
+        if tensor.is_nested:
+            raise _NoStateDict(f"entry {name!r} is nested: to_padded_tensor() makes one to load")
         if tensor.layout is not torch.strided:
             kind = str(tensor.layout).removeprefix("torch.")
             raise _NoStateDict(f"entry {name!r} is {kind}: to_dense() makes it one to load")

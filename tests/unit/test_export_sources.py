@@ -142,6 +142,8 @@ class KeepsMore(nn.Linear):
         (nn.Linear, lambda t: t.to("meta"), "no values"),
         (nn.Linear, lambda t: t.to(torch.complex64), "2 complex for a real tensor: weight, bias"),
         (KeepsMore, lambda t: t, "_extra_state"),
+        (nn.Linear, lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), "quantized"),
+        (nn.Linear, lambda t: t.double() * 1e300, "dtype holds: weight, bias"),
     ],
 )
 def test_weights_of_another_kind(
@@ -150,6 +152,35 @@ def test_weights_of_another_kind(
     torch.save({k: change(t) for k, t in nn.Linear(4, 3).state_dict().items()}, tmp_path / "w.pt")
     error = refused("WEIGHTS_INVALID", lambda: load_weights(model(4, 3), tmp_path / "w.pt"))
     assert words in error.message
+
+
+class Holds(nn.Module):
+    def __init__(self, held: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+
+@pytest.mark.parametrize(
+    ("saved", "dtype", "fits"),
+    [
+        (torch.tensor([2**63 + 5], dtype=torch.uint64), torch.int64, False),
+        (torch.tensor([-3]), torch.uint64, False),
+        (torch.tensor([3]), torch.uint64, True),
+        (torch.tensor([100_000]), torch.float16, False),
+        (torch.tensor([float("inf"), -65_504.0]), torch.float16, True),
+        (torch.full((2, 2), -1e9).triu(1), torch.float16, True),  # a mask
+    ],
+)
+def test_numbers_that_the_models_dtype_does_not_hold(
+    tmp_path: Path, saved: Tensor, dtype: torch.dtype, fits: bool
+) -> None:
+    torch.save({"held": saved}, tmp_path / "w.pt")
+    model = Holds(torch.zeros(saved.shape, dtype=dtype))
+    if fits:
+        assert load_weights(model, tmp_path / "w.pt")
+    else:
+        error = refused("WEIGHTS_INVALID", lambda: load_weights(model, tmp_path / "w.pt"))
+        assert "holds: held" in error.message
 
 
 @pytest.mark.parametrize("counters", [True, False])
