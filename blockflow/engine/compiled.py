@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -27,8 +28,9 @@ class CompiledEngine(TorchEngine):
     def _load_module(self, artifact: Path) -> nn.Module:
         # What torch._inductor.aoti_load_package comes down to, without the seconds that importing
         # the compiler takes. Arguments: one runner, on the CPU; one thread calls it.
+        before = _unpacked()
         loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact), _MODEL, True, 1, -1)
-        _remove_unpacked()
+        _remove(_unpacked() - before)
         return _Package(loader, self.copied)
 
 
@@ -48,11 +50,16 @@ class _Package(nn.Module):
         return y
 
 
-def _remove_unpacked() -> None:
-    """Remove the folders that loaders have unpacked to; the libraries are mapped by now.
+def _unpacked() -> set[str]:
+    """Folders of which this process has mapped libraries that look like a loader's."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    return set(_UNPACKED.findall(maps))
+
+
+def _remove(folders: Collection[str]) -> None:
+    """Remove what a loader has unpacked to; the libraries are mapped by now.
 
     A loader removes its own at its end, which a killed process does not reach.
     """
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
-    for folder in set(_UNPACKED.findall(maps)):
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
