@@ -168,8 +168,8 @@ class Pending:
 
     def put(self) -> None:
         """Put it in force, durably."""
+        self._in_force = True  # before: an interrupt may come between the two
         os.replace(self.temp, MANIFEST_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self._in_force = True
         os.fsync(self._folder)
 
     def undo(self) -> None:

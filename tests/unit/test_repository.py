@@ -196,6 +196,24 @@ def test_a_save_that_fails_leaves_the_old_block(
     assert len(list((repo.root / "echo1").iterdir())) == 2
 
 
+def test_an_interrupt_in_the_middle_of_a_save_loses_no_version(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def interrupted(source: str, target: str, **at: int) -> None:
+        replace(source, target, **at)
+        if target == "manifest.json":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    before = repo.manifest("echo1")
+    monkeypatch.setattr(module.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_echo(repo, "echo1", SPEC, settings={"delay_ms": 5}, version="2")
+    assert repo.verify("echo1") == before and repo.versions("echo1") == ["1"]
+
+
 def test_a_full_disk_leaves_no_folder_of_a_block_that_was_none(
     repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
