@@ -251,8 +251,21 @@ class Manifest(_Strict):
         )
 
     def to_json(self) -> bytes:
-        """Indented JSON, ending in a newline."""
-        return (self.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
+        """Indented JSON, ending in a newline.
+
+        Raises:
+            RepositoryError: REPOSITORY_UNUSABLE: it is larger than what is read again.
+        """
+        raw = (self.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise RepositoryError(
+                "REPOSITORY_UNUSABLE",
+                f"the manifest would have {len(raw)} bytes, and none of more than "
+                f"{MAX_MANIFEST_BYTES} is read",
+                where=self.name,
+                hint="export the block again: that leaves out what other machines have chosen",
+            )
+        return raw
 
 
 def contract_form(contract: Contract) -> ContractForm:

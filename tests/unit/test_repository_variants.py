@@ -220,3 +220,14 @@ def test_a_manifest_that_is_saved_again_takes_no_variants_along(
     assert known.variants and known.choices
     again = repository.save(known, b"retrained")
     assert (again.variants, again.choices) == ({}, {})
+
+
+def test_no_manifest_is_written_that_could_not_be_read(repository: BlockRepository) -> None:
+    digest = save_block(repository, "b").digest
+    large = choice().model_copy(update={"options": {"x": "y" * 100_000}})
+    for machine in ("m1", "m2"):
+        repository.save_choice("b", machine, large, digest=digest)
+    with pytest.raises(RepositoryError, match="none of more than") as e:
+        repository.save_choice("b", "m3", large, digest=digest)
+    assert e.value.code == "REPOSITORY_UNUSABLE"
+    assert set(repository.info("b").choices) == {"m1", "m2"}
