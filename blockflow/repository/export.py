@@ -33,6 +33,11 @@ from blockflow.repository.unfold import unfold, unfolds
 
 DEFAULT_FORMAT = "pt2"
 
+_IN_ORDER = (
+    "between blocks a tensor lies in the order of its dims: use reshape() instead of view(), or "
+    "cut elsewhere"
+)
+
 
 @torch.inference_mode(False)
 def export_model(
@@ -228,8 +233,13 @@ def _chain(
         results = []
         own = [taken.bind(taken.dtype, x.shape) for x in tensors]
         for x in tensors:
-            with torch.no_grad(), model_errors(loaded, x):
-                results.append(stage(x.clone()))
+            try:
+                with torch.no_grad(), model_errors(loaded, x):
+                    results.append(stage(x.clone()))
+            except ExportError as e:
+                if "stride" in e.message and not (first and i == 0):
+                    e.where, e.hint = name, _IN_ORDER
+                raise
         if not isinstance(results[0], Tensor):
             raise ExportError(
                 "EXPORT_FAILED",
@@ -245,7 +255,8 @@ def _chain(
         if first and i == 0 and not tensors[0].is_floating_point():
             piece.int_below = loaded.int_below
         pieces.append(piece)
-        taken, tensors = as_input(given), results
+        # as a worker gives it to the next one, and not with the strides that it came out with
+        taken, tensors = as_input(given), [y.contiguous() for y in results]
     return pieces, tensors
 
 

@@ -189,8 +189,9 @@ def _walk(job: Job, runners: Mapping[str, Runner], x: Tensor) -> Made:
         y = x
         for name in path:
             if name not in made:
-                # a copy, as of the model's
-                made[name] = y, _step(job, runners[name], name, y).clone()
+                # a copy, as of the model's; in the order of its dims, as a worker gives it on
+                given = _step(job, runners[name], name, y)
+                made[name] = y, given.clone(memory_format=torch.contiguous_format)
             y = made[name][1]
     return made
 
