@@ -286,7 +286,9 @@ def parse_manifest(raw: bytes, *, where: str, folder: str | None) -> Manifest:
     """
 
     def corrupt(
-        message: str, details: dict[str, Any] | None = None, hint: str = "export the block again"
+        message: str,
+        details: dict[str, Any] | None = None,
+        hint: str = "export the block again, with --force",
     ) -> RepositoryError:
         return RepositoryError("CORRUPT_MANIFEST", message, where=where, hint=hint, details=details)
 
@@ -306,7 +308,8 @@ def parse_manifest(raw: bytes, *, where: str, folder: str | None) -> Manifest:
             raise corrupt(
                 f"another version of BlockFlow has written it: {said}",
                 details,
-                "read it with the version that wrote it, or a later one; or export the block again",
+                "read it with the version that wrote it, or a later one; or export the block "
+                "again, with --force",
             ) from None
         raise corrupt(said, details) from None
     except RecursionError:

@@ -139,6 +139,14 @@ def test_a_folder_in_the_place_of_a_manifest_is_that_blocks_trouble_alone(
     assert os.listdir("/proc/self/fd") == open_before
 
 
+def test_a_broken_manifest_is_replaced_as_its_hint_says(repo: BlockRepository) -> None:
+    (repo.root / "echo1" / "manifest.json").write_text("{")
+    with pytest.raises(RepositoryError) as e:
+        repo.refuse_stored(["echo1"], "1")  # as an export does without --force
+    assert e.value.code == "CORRUPT_MANIFEST" and "--force" in e.value.hint
+    assert save_echo(repo, "echo1", SPEC) == repo.info("echo1")
+
+
 def test_a_linked_folder_is_no_block(repo: BlockRepository) -> None:
     (repo.root / "alias").symlink_to(repo.root / "echo1")
     assert repo.names() == ["echo1"]
