@@ -42,6 +42,10 @@ MEMORY_FORMATS: Mapping[str, torch.memory_format] = {
 """``extra["memory_format"]`` -> layout of four-dimensional weights (what convolutions follow)."""
 
 
+_SUPPRESSES = -1e8
+"""What masks add is less."""
+
+
 def _option(table: Mapping[str, Any], key: str, what: str) -> Any:
     if key not in table:
         raise ValueError(f"unknown {what} {key!r}; known: {', '.join(table)}")
@@ -105,7 +109,7 @@ class TorchEngine(Engine):
             with torch.inference_mode():
                 module = self._load_module(artifact)
                 if self._cast is not None:
-                    module = _lowered(module, self._cast, self._exact(module))
+                    module = self._lowered(module, self._cast)
                 if layout is not torch.contiguous_format:
                     # the overload exists in torch, mypy's stub lists it by keyword only
                     module = module.to(memory_format=layout)  # type: ignore[call-overload]
@@ -204,6 +208,32 @@ class TorchEngine(Engine):
     def close(self) -> None:
         self._forward = self._into = None
 
+    def _lowered(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
+        """``module`` with its floats in ``dtype``, but for exact ones. ``Module.to`` would take
+        complex numbers along, and drop their imaginary parts with no more than a warning."""
+        exact = self._exact(module)
+
+        def lower(t: Tensor) -> Tensor:
+            if not t.is_floating_point() or id(t) in exact:
+                return t
+            made = _fitted(t, dtype)
+            if made is None:
+                raise self._too_large(float(t[t.isfinite()].abs().max()), torch.finfo(dtype).max)
+            return made
+
+        return module._apply(lower)
+
+    def _too_large(self, held: float, most: float) -> BlockError:
+        precision = self.options.precision
+        return BlockError(
+            "UNSUPPORTED_ENGINE",
+            f"block {self.block.name!r} holds numbers up to {held:.3g}, {precision} none beyond "
+            f"{most:.3g}",
+            where=self.block.name,
+            hint="use fp32" + (", or bf16" if precision == "fp16" else ""),
+            details={"field": "precision"},
+        )
+
     def _lower(self, x: Tensor) -> Tensor:
         return x.to(self._cast) if x.is_floating_point() else x
 
@@ -241,14 +271,21 @@ class TorchEngine(Engine):
         )
 
 
-def _lowered(module: nn.Module, dtype: torch.dtype, exact: Collection[int]) -> nn.Module:
-    """``module`` with its floats in ``dtype``, but for ``exact``. ``Module.to`` would take complex
-    numbers along, and drop their imaginary parts with no more than a warning."""
-
-    def lower(t: Tensor) -> Tensor:
-        return t.to(dtype) if t.is_floating_point() and id(t) not in exact else t
-
-    return module._apply(lower)
+def _fitted(t: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """``t`` in ``dtype``; None where numbers would become infinite. A single one becomes the last
+    that there is, as in a graph, and so do a mask's, one number below 0 at many places: infinities
+    make NaN where all is masked."""
+    made = t.to(dtype)
+    beyond = t[made.isinf() & t.isfinite()]
+    if not len(beyond):
+        return made
+    if t.dim():
+        one = bool(((beyond == beyond[0]) & (beyond < 0)).all())
+        # of vectors, statistics of a norm are such, too, and no mask
+        if not one or (t.dim() == 1 and float(beyond[0]) > _SUPPRESSES):
+            return None
+    most = torch.finfo(dtype).max
+    return torch.where(t.isfinite(), t.clamp(-most, most), t).to(dtype)
 
 
 def _use_whole_floats() -> None:
