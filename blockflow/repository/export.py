@@ -247,6 +247,8 @@ def _chain(
                 where=name,
                 hint="name each head as a block of its own (--block name=submodule)",
             )
+        if odd := _odd(results[0]):
+            raise ExportError("EXPORT_FAILED", f"the model returns a tensor {odd}", where=name)
         derive = partial(output_dims, stage, taken, tensors[0], name)
         given = infer_spec(name, taken, own, results, derive)
         padding = promised(loaded.padding, taken, first=first and i == 0)
@@ -258,6 +260,15 @@ def _chain(
         # as a worker gives it to the next one, and not with the strides that it came out with
         taken, tensors = as_input(given), [y.contiguous() for y in results]
     return pieces, tensors
+
+
+def _odd(y: Tensor) -> str:
+    """What keeps a tensor from travelling, besides its dims and dtype; '' = nothing."""
+    if y.is_nested:
+        return "that is nested: to_padded_tensor() makes one to send"
+    if y.layout is not torch.strided:
+        return f"of layout {str(y.layout).removeprefix('torch.')}: to_dense() makes one to send"
+    return "" if y.device.type == "cpu" else f"on {y.device}; blocks are exported on the CPU"
 
 
 def _labels(cuts: Sequence[str], begin: str = "begin") -> list[str]:

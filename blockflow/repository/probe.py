@@ -72,7 +72,7 @@ def _drawn(
     if dtype.is_floating_point:
         return torch.randn(dims, generator=generator).to(dtype)
     highest = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    below = min(int_below or usual_below(spec.dtype), highest + 1)
+    below = min(int_below or usual_below(spec.dtype), highest + 1, 2**63 - 1)
     drawn = torch.randint(0, below, dims, generator=generator)
     drawn[1::2] %= max(below // _SMALLER, 2)
     return drawn.to(dtype)
@@ -80,9 +80,9 @@ def _drawn(
 
 def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
     """Two bindings of the dynamic dims that differ in every dim whose range allows it, and more
-    where those do not tell two dims apart: then each has another value while the others stay. One
-    more has each dim with a range at its largest: what a coarse stride leaves of the others may be
-    the same."""
+    where those do not tell two dims apart, or turn them round: then each has another value while
+    the others stay. One more has each dim with a range at its largest: what a coarse stride leaves
+    of the others may be the same."""
     pairs: dict[str, tuple[int, int]] = {ROWS: PROBE_ROWS}
     for i, name in enumerate(spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, 1024))
@@ -91,13 +91,14 @@ def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
             for k in range(len(_PROBE_SIZES))
         ]
         least = min(max(lo, 2), hi)
-        options = [(a, b) for a, b in (*wanted, (least, hi), (hi, least), (lo, hi)) if a != b]
+        options = [(a, b) for a, b in (*wanted, (least, hi), (hi, least), (hi, lo)) if a != b]
         free = [pair for pair in options if pair not in pairs.values()]
         pairs[name] = (free or options or [(lo, lo)])[0]
     bindings = [{name: pair[run] for name, pair in pairs.items()} for run in (0, 1)]
     for name in spec.dynamic:
         lo, hi = spec.ranges.get(name, (1, 1024))
-        if lo < hi and sum(pairs[name] == pair for pair in pairs.values()) > 1:
+        # turned round, too: neither the product of two nor their sum would move
+        if lo < hi and sum(set(pairs[name]) == set(pair) for pair in pairs.values()) > 1:
             bindings.append({**bindings[0], name: lo if pairs[name][0] == hi else hi})
         if name in spec.ranges and all(b[name] < hi for b in bindings):
             bindings.append({**bindings[0], name: hi})

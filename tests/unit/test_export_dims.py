@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests.export_rig import refused
 
 
 class Does(nn.Module):
@@ -44,6 +46,7 @@ FREE = (0, 0)
         spec(a=(2, 5), b=(2, 5)),
         spec(a=(2, 5)),
         spec(a=(100, 900), b=(100, 900)),
+        spec(a=(100, 900), b=(100, 900), c=(100, 900)),
         spec(a=(900, 901), b=(900, 901), c=(900, 901)),
         spec(a=FREE, b=FREE, c=FREE, d=FREE, e=FREE),
         spec(a=(3, 3), b=(1, 4)),
@@ -55,6 +58,9 @@ def test_every_order_of_the_dims_is_told_from_every_other(given: TensorSpec) -> 
               given.ranges.get(n, (1, 2))[1]]  # fmt: skip
     for one, other in combinations(moving, 2):
         assert [b[one] for b in bindings] != [b[other] for b in bindings]
+    for one, other in combinations(moving[1:], 2):  # an image's tokens are so many in each
+        assert len({b[one] * b[other] for b in bindings}) > 1
+        assert len({b[one] + b[other] for b in bindings}) > 1
     for binding in bindings:
         given.bind("float32", given.resolve(binding))
     dims: tuple[Dim, ...] = (ROWS, *reversed(moving[1:]))
@@ -73,6 +79,22 @@ def test_the_contract_of_two_dims_with_one_range(tmp_path: Path) -> None:
             loaded = LoadedModel(Does(what).eval(), "test", given)
             export_model(loaded, repository, names=(f"{name}{low}",))
             assert repository.info(f"{name}{low}").contract.output.dims == dims
+
+
+def test_a_dim_of_one_or_two_is_dynamic() -> None:
+    assert probe_bindings(spec(a=(1, 2)))[0]["a"] == 2  # 1 would be taken for a constant
+
+
+@pytest.mark.parametrize(
+    ("what", "odd"),
+    [
+        (lambda x: x.to_sparse(), "sparse_coo"),
+        (lambda x: x.to("meta"), "meta"),
+        (lambda x: torch.nested.nested_tensor([x[0]]), "nested"),
+    ],
+)
+def test_tensors_that_cannot_travel(tmp_path: Path, what: Any, odd: str) -> None:
+    assert odd in refused(Does(what), BlockRepository(tmp_path)).message
 
 
 def test_dims_that_move_as_one_are_refused() -> None:

@@ -19,6 +19,7 @@ from blockflow.core.model import BlockInfo, Padding, TensorSpec
 from blockflow.engine.workshop import EngineWorkshop
 from blockflow.repository.convert import Workshop, convert_block
 from blockflow.repository.export import export_model
+from blockflow.repository.probe import example_input
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.samples import seeded_samples
 from blockflow.repository.sources import LoadedModel, load_model
@@ -29,6 +30,11 @@ repo = export_rig.repo
 
 WORDS = 1000
 TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
+
+
+def test_any_bound_of_the_manifest_can_be_drawn() -> None:
+    for below in (2**63 - 1, 2**63):
+        assert example_input(TOKENS, {"rows": 2, "length": 3}, int_below=below).max() > 2**32
 
 
 class Bag(nn.Module):
