@@ -58,6 +58,8 @@ def load_samples(path: Path, spec: TensorSpec) -> Samples:
     files = sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES) if path.is_dir() else [path]
     inputs: list[Tensor] = []
     for file in files:
+        if len(inputs) == MOST:
+            break  # there may be a data set's worth of them
         for x in _read(file):
             if len(inputs) == MOST:
                 break
