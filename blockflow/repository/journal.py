@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +41,33 @@ def journalled(root: Path, blocks: Sequence[Pending]) -> Iterator[None]:
     Raises:
         OSError: the journal cannot be written.
     """
-    if len(blocks) < 2:
-        yield
-        return
     folder = os.open(root, OPEN_ROOT)
     try:
-        journal = _own(folder)
-        try:
-            said = {b.manifest.name: [b.temp, b.replaces] for b in blocks}
-            _write(journal, json.dumps(said).encode())
-            os.fsync(folder)
+        with nullcontext() if len(blocks) < 2 else _undone(folder, blocks):
             yield
-        except BaseException:
-            with suppress(OSError):  # where it cannot be undone the journal stays
-                _roll_back(folder, journal)
-                os.unlink(JOURNAL, dir_fd=folder)
-            raise
-        else:
-            os.unlink(JOURNAL, dir_fd=folder)
-        finally:
-            os.close(journal)
+        # new folders stay, and the journal does not come back, also where the power fails
+        os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def _undone(root: int, blocks: Sequence[Pending]) -> Iterator[None]:
+    journal = _own(root)
+    try:
+        said = {b.manifest.name: [b.temp, b.replaces] for b in blocks}
+        _write(journal, json.dumps(said).encode())
+        os.fsync(root)
+        yield
+    except BaseException:
+        with suppress(OSError):  # where it cannot be undone the journal stays
+            _roll_back(root, journal)
+            os.unlink(JOURNAL, dir_fd=root)
+        raise
+    else:
+        os.unlink(JOURNAL, dir_fd=root)
+    finally:
+        os.close(journal)
 
 
 def recover(root: Path, *, wait: bool = False) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -261,3 +261,26 @@ def test_no_way_out_by_the_journal(tmp_path: Path) -> None:
         store(repo, "2")
     assert e.value.code == "REPOSITORY_UNUSABLE"
     assert repo.versions("echo1") == ["1"] and repo.names() == ["echo1", "echo2"]
+
+
+@pytest.mark.parametrize("names", [["fresh"], NAMES])
+def test_what_is_stored_outlives_a_power_cut(tmp_path: Path, names: Sequence[str]) -> None:
+    """The root is synced at last: a journal that came back would have the blocks undone."""
+    made = repository(tmp_path / "others").manifest("echo1")
+    done: list[str] = []
+
+    def noted(what: Any, *_real: Any, _what: str, _do: Callable[..., Any], **at: Any) -> Any:
+        where = os.readlink(f"/proc/self/fd/{what}") if _what == "fsync" else what
+        done.append(f"{_what} {os.path.basename(where)}")
+        return _do(what, *_real, **at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "replace", "unlink"):
+            patch.setattr(os, name, partial(noted, _what=name, _do=getattr(os, name)))
+        blocks = [(made.model_copy(update={"name": n}), b"new") for n in names]
+        BlockRepository(tmp_path / "blocks").save_all(blocks)
+    put = [
+        i for i, d in enumerate(done) if d.startswith(("replace .manifest", f"unlink {JOURNAL}"))
+    ]
+    assert len(put) == len(names) + (len(names) > 1)
+    assert "fsync blocks" in done[put[-1] :]
