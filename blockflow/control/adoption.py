@@ -8,7 +8,7 @@ committed has served nobody and is ended, and so is one that had not proved itse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from blockflow.control.fleet import Replica, Role
 from blockflow.control.journal import Journal, Lived, Seat
 from blockflow.control.realm import Realm
 from blockflow.core.artifacts import Lookup
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
 from blockflow.core.model import BlockInfo
@@ -178,7 +178,7 @@ def spec_of(seat: Seat) -> WorkerSpec:
     Its name is the seat's alone: where none was asked for it is its block's, which may have an
     ``@`` that no topology could ask for.
     """
-    launch = WorkerLaunch.from_dict(seat.launch or {})
+    launch = WorkerLaunch.from_dict(seat.launch)
     names = {stage: block for block, stage in seat.life.stages.items()}
     stages = tuple(
         StagePlan(
@@ -215,23 +215,31 @@ def spec_of(seat: Seat) -> WorkerSpec:
 
 def running_lookup(journal: Journal, digests: Mapping[str, str], stored: Lookup) -> Lookup:
     """How the stored topology finds its blocks while they run: a worker has loaded the artifact,
-    so what has become of its file is no reason to replace it.
+    so what has become of its file is no reason to replace it. Nor is it a reason to end all others
+    where a dead worker's block cannot be looked up: that one waits, as under the former Manager.
 
     Args:
-        journal: says what runs.
+        journal: says what runs, or did.
         digests: block of the repository -> the artifact that the epoch means.
         stored: for blocks that nobody runs.
     """
-    infos = [
-        BlockInfo.from_dict(stage["block"])
-        for seat in journal.seats
-        if seat.launch is not None
-        for stage in seat.launch["stages"]
-    ]
-    known = {(info.name, info.digest): info for info in infos}
+    running = _infos(s for s in journal.seats if not s.life.reaped)
+    known = _infos(journal.seats)
 
     def lookup(name: str) -> BlockInfo:
-        info = known.get((name.partition("@")[0], digests.get(name, "")))
-        return stored(name) if info is None else info
+        artifact = name.partition("@")[0], digests.get(name, "")
+        if artifact in running:
+            return running[artifact]
+        try:
+            return stored(name)
+        except BlockFlowError:
+            if artifact not in known:
+                raise
+            return known[artifact]
 
     return lookup
+
+
+def _infos(seats: Iterable[Seat]) -> dict[tuple[str, str], BlockInfo]:
+    infos = [BlockInfo.from_dict(stage["block"]) for s in seats for stage in s.launch["stages"]]
+    return {(info.name, info.digest): info for info in infos}

@@ -77,7 +77,7 @@ class Lived:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A replica; ``launch`` is its birth certificate, None where nothing of it lives."""
+    """A replica; ``launch`` is the birth certificate of its life, a dead one's too."""
 
     name: str
     worker: str
@@ -87,14 +87,13 @@ class Seat:
     given_up: str
     policies: Mapping[str, Any]
     life: Lived
-    launch: Mapping[str, Any] | None
+    launch: Mapping[str, Any]
 
     @classmethod
     def from_dict(cls, d: Any) -> Self:
         seat = cls(**{**_checked(cls, d), "life": Lived.from_dict(d["life"])})
         Role(seat.role), State(seat.life.state)
-        if seat.launch is not None:
-            WorkerLaunch.from_dict(seat.launch)
+        WorkerLaunch.from_dict(seat.launch)
         return seat
 
 
@@ -297,9 +296,7 @@ def _seat_key(replica: Replica) -> tuple[object, ...]:
 def seat_of(realm: Realm, replica: Replica) -> Seat:
     """What the journal says of a replica."""
     life, crew = replica.life, realm.crew
-    launch = None
-    if not life.reaped:
-        launch = worker_launch(replica.spec, life, crew.place, realm.settings, crew.hz).to_dict()
+    launch = worker_launch(replica.spec, life, crew.place, realm.settings, crew.hz).to_dict()
     return Seat(
         replica.name,
         replica.spec.name,

@@ -14,13 +14,14 @@ import pytest
 from control_rig import World, echo_repository
 
 from blockflow.control import stewardship
-from blockflow.control.adoption import Adoption
+from blockflow.control.adoption import Adoption, plan_adoption
 from blockflow.control.journal import NAME, Journal, JournalFile
 from blockflow.control.settings import ControlSettings
 from blockflow.control.stewardship import Biography, inherit
 from blockflow.control.store import StateStore
 from blockflow.control.succession import Outcome
 from blockflow.core.errors import SystemError_
+from blockflow.core.placement import desired_workers
 from blockflow.launch.ward import Ward
 from tests.unit.test_stages import profile
 
@@ -73,6 +74,31 @@ def test_a_policy_that_gave_way_does_so_until_it_is_applied_again(
 
 
 DIGESTS = {n: f"{n}-digest" for n in "ab"}
+
+
+@pytest.mark.parametrize("lost", ["blocks", "blocks/b"])
+def test_a_dead_worker_whose_block_cannot_be_looked_up_costs_the_others_nothing(
+    tmp_path: Path, lost: str
+) -> None:
+    """The repository is away, say: the one waits for it, while who lives serves on."""
+    echo_repository(tmp_path / "blocks")
+    world = World().up()
+    world.apply(["a", "b"], {"t": ["a", "b"]})
+    world.die("b#0")
+    JournalFile(tmp_path).write(json.dumps(asdict(world.journal())))
+    shutil.rmtree(tmp_path / lost)
+    settings = ControlSettings(
+        repository=tmp_path / "blocks", state_dir=tmp_path / "state", cores=(0, 1)
+    )
+    ward = SimpleNamespace(run_dir=tmp_path, line=SimpleNamespace(anew=None))
+    body = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+    with StateStore(settings.state_dir) as store:
+        store.commit(1, body, body, DIGESTS)
+        found = inherit(settings, store, cast(Ward, ward))
+    assert found.topology is not None
+    desired = desired_workers(found.topology, settings.cores)
+    adoption = plan_adoption(found.journal, found.epoch, desired)
+    assert [s.name for s, _ in adoption.keep] == ["a#0", "b#0"] and not adoption.start
 
 
 @pytest.mark.parametrize(
