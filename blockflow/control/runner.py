@@ -105,13 +105,18 @@ class UpdateRunner:
             self.fail(update, e, now_ns)
 
     def start_missing(self, update: Update, starts: Sequence[Start], now_ns: int) -> None:
-        """Launch what is in force and does not run; the routes wait for it, unless it fails."""
+        """Launch what is in force and does not run; the routes wait for it, unless it fails. What
+        there are no numbers for is left to the next update: the others need not do without."""
         shares = self._realm.threads.of_new([s.spec for s in starts])
         planned = self._realm.planned(self._realm.topology)
         for start, share in zip(starts, shares, strict=True):
-            replica = self._crew.start_replica(
-                start.spec, start.replica, share, planned[start.spec.name], Role.ACTIVE, now_ns
-            )
+            try:
+                replica = self._crew.start_replica(
+                    start.spec, start.replica, share, planned[start.spec.name], Role.ACTIVE, now_ns
+                )
+            except BlockFlowError as e:  # the disk is full
+                update.notes.append(f"{start.replica} was not started: {e}")
+                continue
             update.waiting.add(replica.life.incarnation)
 
     def progress(self, now_ns: int) -> None:

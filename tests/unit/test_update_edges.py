@@ -6,7 +6,7 @@ from typing import Any
 
 import control_rig
 import pytest
-from control_rig import AB, TIMING, World
+from control_rig import AB, TIMING, Counter, World, topology
 
 from blockflow import __version__
 from blockflow.control.events import CommitFailed, Committed, LaunchFailed
@@ -212,3 +212,27 @@ def test_once_the_old_routes_are_empty_their_deadline_concerns_nobody(world: Wor
     world.pass_time(TIMING.ack)
     assert update.phase is Phase.DRAINING and update.retiring
     assert update.drain_deadline_ns is None
+
+
+class Few(Counter):
+    """A disk that has filled up: one stage is left."""
+
+    full = True
+
+    def take_stage(self) -> int:
+        if self.full and self.stage:
+            raise SystemError_("NO_SPACE", "full")
+        return super().take_stage()
+
+
+def test_a_start_that_has_no_numbers_for_all_goes_on_with_those_that_it_has() -> None:
+    """What is missing comes with the next update."""
+    numbers = Few()
+    world = World(numbers=numbers).up()
+    update = world.do(lambda now: world.brain.restore(topology(*AB), 3, {}, now))
+    assert update.phase is Phase.DONE and ["b#0" in n for n in update.notes] == [True]
+    world.pass_time(1)
+    assert world.names() == ["a#0", "dispatcher"] and world.admitted_blocks() == {"a": 1}
+    numbers.full = False
+    assert world.apply(*AB).phase is Phase.DONE
+    assert world.names() == ["a#0", "b#0", "dispatcher"]
