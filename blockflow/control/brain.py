@@ -317,6 +317,8 @@ class Brain:
         elif isinstance(message, StartFailed):
             crew.start_failed(life, message, now_ns)
         elif isinstance(message, Ready):
+            if life.hz != crew.hz:  # while it loaded it may not have listened
+                self._out.append(Send(life.incarnation, Monitor(crew.hz)))
             if crew.ready(life, message, now_ns):
                 self._became_ready(event.incarnation, now_ns)
         elif isinstance(message, RoutesApplied):

@@ -385,6 +385,7 @@ class Crew:
             *share,
             planned,
             deadline_ns=now_ns + ns(self._settings.timing.start),
+            hz=self.hz,
         )
 
     def _moves(self, life: Life, event: Event) -> bool:

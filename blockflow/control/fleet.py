@@ -100,6 +100,7 @@ class Life:
     ``threads`` are the intra-op threads that it was told to use, ``lanes`` its forwards at once;
     ``planned`` are the threads that its policies were told to predict for (0: not known, or one of
     them was refused); ``asked`` maps a stage to the epoch of the last update that told it a policy.
+    ``hz`` is the KPI rate of its launch order.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Life:
     outside: bool = False
     innocent: bool = False
     reaped: bool = False
+    hz: float = 0.0
 
     def on(self, event: Event) -> None:
         self.state = advance(self.state, event)

@@ -25,7 +25,7 @@ from blockflow.core.errors import (
 )
 from blockflow.core.scarcity import AWAY
 from blockflow.tensormq.atwork import Work
-from blockflow.wire.control import PeerGone
+from blockflow.wire.control import Monitor, PeerGone
 
 A = (["a"], {"t": ["a"]})
 
@@ -278,3 +278,16 @@ def test_a_restart_brings_back_what_was_given_up(world: World) -> None:
     update = world.do(lambda now: world.brain.restart("a", now))
     assert update.phase is Phase.DONE
     assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_who_loads_while_the_monitor_is_switched_is_told_when_it_is_ready(world: World) -> None:
+    """It would go on as its launch order said: for as long as it lives."""
+    world.hold_ready.add("b#0")
+    world.apply(*AB)
+    world.brain.monitor(0.0)
+    world.settle()
+    at = len(world.log)
+    world.make_ready("b#0")
+    world.apply([*AB[0], "c"], {**AB[1], "u": ["c"]})  # whom its order has told the same
+    told = [(s.incarnation, s.message.hz) for s in world.sent(Monitor, at)]
+    assert told == [(world.incarnation("b#0"), 0.0)]
