@@ -14,8 +14,8 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -45,6 +45,33 @@ class Order:
 
     def to_bytes(self) -> bytes:
         return encode([self.entry, self.spec, self.name])
+
+    @contextmanager
+    def in_memory(self) -> Iterator[int]:
+        """A descriptor of a file in memory that holds it: neither a pipe nor a message takes all
+        that it may have at once.
+
+        Raises:
+            OSError: there is no room for one.
+            SystemError_: INTERNAL: it is too large to be read.
+        """
+        data = self.to_bytes()
+        if len(data) > limits.MAX_CONTROL_BYTES:
+            what = f"the order for {self.name!r} has {len(data)} bytes"
+            raise SystemError_("INTERNAL", what, where=self.name)
+        memory = os.memfd_create("bf-order", os.MFD_CLOEXEC)
+        try:
+            os.write(memory, data)
+            os.lseek(memory, 0, os.SEEK_SET)
+            yield memory
+        finally:
+            os.close(memory)
+
+    @classmethod
+    def from_memory(cls, memory: int) -> Order:
+        """Inverse of :meth:`in_memory`; closes the descriptor. Raises as :meth:`from_bytes`."""
+        with open(memory, "rb") as f:
+            return cls.from_bytes(f.read())
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Order:
@@ -137,9 +164,7 @@ def resolve(entry: str) -> Callable[[Mapping[str, Any]], Any]:
 
 def main() -> NoReturn:
     order_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
-    with open(order_fd, "rb") as f:
-        order = Order.from_bytes(f.read())
-    enter(order, lifeline_fd)
+    enter(Order.from_memory(order_fd), lifeline_fd)
 
 
 if __name__ == "__main__":

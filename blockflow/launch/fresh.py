@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
@@ -33,24 +32,16 @@ class SubprocessLauncher(Launcher):
         """Nothing to prepare."""
 
     def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
-        order = Order(entry, dict(spec), name).to_bytes()
-        if len(order) > limits.MAX_CONTROL_BYTES:
-            raise SystemError_("INTERNAL", f"the order for {name!r} has {len(order)} bytes")
+        order = Order(entry, dict(spec), name)
         with self._lock:
             if self._lifeline.read_fd < 0:
                 raise SystemError_("INTERNAL", "the launcher is closed")
-            # A file in memory, not a pipe: nothing blocks however large the order is.
             try:
-                memory = os.memfd_create("bf-order", os.MFD_CLOEXEC)
-                try:
-                    os.write(memory, order)
-                    os.lseek(memory, 0, os.SEEK_SET)
+                with order.in_memory() as memory:
                     fds = (memory, self._lifeline.read_fd)
                     process = spawn(
                         "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
                     )
-                finally:
-                    os.close(memory)
                 pid = process.pid
                 try:
                     pidfd = os.pidfd_open(pid)

@@ -210,11 +210,11 @@ class TemplateLauncher(Launcher):
             SystemError_: it did not; without a template afterwards, the next one may.
         """
         serial = self._serial = self._serial + 1
-        order = Order(entry, dict(spec), name).to_bytes()
         try:
-            self._connected().send(encode(["launch", serial, order]))
+            with Order(entry, dict(spec), name).in_memory() as memory:
+                socket.send_fds(self._connected(), [encode(["launch", serial])], [memory])
         except OSError as exc:
-            raise SystemError_("INTERNAL", f"launch of {name!r}: {exc}", where=name) from exc
+            raise not_started(f"launch of {name!r}", str(exc), exc.errno or 0, name) from exc
         end = time.monotonic() + _LAUNCH_S
         while serial not in self._answers:
             self._have_message(time.monotonic() + _LOOK_S)

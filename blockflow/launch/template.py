@@ -7,9 +7,10 @@ A forked worker shares the imported pages and starts in milliseconds; that is so
 template has one thread, no OpenMP pool and no CUDA context, so it computes nothing and checks
 itself before each fork.
 
-Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial, order]``,
-``["kill", serial]`` (of a child that the launcher cannot watch), ``["close"]``. Out: ``["ready"]``,
-``["imported", serial]``, ``["launched", serial, pid]`` with the child's pidfd,
+Messages (msgpack arrays). In: ``["import", serial, modules]``, ``["launch", serial]`` with a file
+in memory that holds the order (with the kernel's usual ``net.core.wmem_max`` no message has more
+than 416 KiB), ``["kill", serial]`` (of a child that the launcher cannot watch), ``["close"]``. Out:
+``["ready"]``, ``["imported", serial]``, ``["launched", serial, pid]`` with the child's pidfd,
 ``["failed", serial, errno or 0, text]``,
 ``["exited", serial, status, pid]``. A launcher that takes the template over from one that has died
 asks ``["roll"]`` and gets ``["roll", [[serial, pid], ...]]``: the children that live; what was
@@ -18,6 +19,7 @@ said before it was meant for the dead.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -103,16 +105,18 @@ class Template:
     def _take_order(self) -> bool:
         """Handle one message; False when there is nobody to serve any more."""
         try:
-            data = self._control.recv(limits.MAX_CONTROL_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._control, limits.MAX_CONTROL_BYTES, 1)
         except OSError:
             return False
         if not data:
             return False
         kind, *rest = decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="template order")
         if kind == "launch":
-            serial, order = rest
+            (serial,) = rest
             try:
-                self._launch(serial, Order.from_bytes(order))
+                if not fds:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                self._launch(serial, Order.from_memory(fds[0]))
             except (BlockFlowError, OSError, RuntimeError) as exc:
                 number = exc.errno if isinstance(exc, OSError) else None
                 self._send(["failed", serial, number or 0, str(exc)])

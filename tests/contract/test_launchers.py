@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,11 +173,18 @@ def test_unknown_entry_and_cores(launcher: Launcher, tmp_path: Path) -> None:
     assert not (tmp_path / "of-another").exists()
 
 
-def test_too_large_an_order(launcher: Launcher, tmp_path: Path) -> None:
-    with pytest.raises(SystemError_):
-        launcher.launch(ENTRY, spec_for(tmp_path, 0, padding="x" * 3_000_000), "w#0")
-    child = launcher.launch(ENTRY, spec_for(tmp_path, 5), "w#1")  # and goes on
-    assert child.wait(WAIT_S) == 5
+def test_large_orders(launcher: Launcher, tmp_path: Path) -> None:
+    assert launcher.launch(ENTRY, spec_for(tmp_path, 4), "w#0").wait(WAIT_S) == 4
+    template = launcher.template_pid
+    for nbytes in (1_100_000, 3_000_000):  # either side of what one message may have
+        with pytest.raises(SystemError_, match=f"has {nbytes // 100_000}"):
+            launcher.launch(ENTRY, spec_for(tmp_path, 0, padding="x" * nbytes), "w#0")
+    if isinstance(launcher, TemplateLauncher):
+        end = launcher._connected()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212_992)  # Linux gives no more
+    # and goes on
+    child = launcher.launch(ENTRY, spec_for(tmp_path, 5, padding="x" * 1_000_000), "w#1")
+    assert child.wait(WAIT_S) == 5 and launcher.template_pid == template
 
 
 def test_a_process_that_cannot_be_watched_is_ended(
