@@ -20,6 +20,7 @@ from blockflow.control.events import (
     Event,
     Exited,
     Instruction,
+    Kill,
     Launched,
     LaunchFailed,
     Proved,
@@ -273,7 +274,12 @@ class Brain:
     def tick(self, now_ns: int) -> None:
         """Time passed: deadlines, restarts, acknowledgements that did not come."""
         self.crew.tick(now_ns)
-        self._out.extend(self.realm.publication.tick(now_ns))
+        for order in self.realm.publication.tick(now_ns):
+            if isinstance(order, Kill):
+                took = f"hung: it did not take new routes within {self._timing.flip:g} s"
+                self.crew.condemn(Hang(order.incarnation, took))
+            else:
+                self._out.append(order)
         if self._grace_ns is not None and now_ns >= self._grace_ns:
             self._stop_all(now_ns)
         self._go_on(now_ns)

@@ -284,6 +284,9 @@ def test_a_hung_dispatcher_is_killed_and_replaced(world: World) -> None:
     world.pass_time(2)
     assert world.incarnation("dispatcher") > old
     assert update.phase is Phase.DONE
+    crash = world.brain.crew.dispatcher_crash
+    assert crash is not None and not crash.outside
+    assert crash.cause == "hung: it did not take new routes within 10 s"
 
 
 def test_a_worker_that_ignores_routes_does_not_hold_up_the_flip(world: World) -> None:
