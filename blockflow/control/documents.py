@@ -15,6 +15,9 @@ from typing import Any
 from blockflow.core.errors import SystemError_
 from blockflow.repository.descriptors import file_of
 
+_BY_EYE = 64 * 1024
+"""Bytes of JSON that somebody may read: to lay out more takes the Manager's thread seconds."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What an OSError of a full disk says."""
 
@@ -22,9 +25,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def seal(body: Mapping[str, Any], fmt: int) -> bytes:
     """The file's content: ``body`` with its format and checksum. What is in it keeps its order,
     which people see again (the tasks of a topology); the checksum is the same in any."""
-    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    canonical = _canonical(body)
+    digest = hashlib.sha256(canonical).hexdigest()
     document = {"format": fmt, "sha256": digest, "body": body}
-    return json.dumps(document, indent=1).encode() + b"\n"
+    indent = 1 if len(canonical) <= _BY_EYE else None
+    return json.dumps(document, indent=indent).encode() + b"\n"
 
 
 def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, dict[str, Any]]:

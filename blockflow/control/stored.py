@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 FORMAT = 3
@@ -116,7 +116,9 @@ class StoredState:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain JSON form. What it holds is this state's own: copies would take seconds."""
+        history = [{n: getattr(p, n) for n in p.__dataclass_fields__} for p in self.history]
+        return {**{n: getattr(self, n) for n in self.__dataclass_fields__}, "history": history}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StoredState:

@@ -38,6 +38,15 @@ def test_what_was_sealed_comes_back_if_it_is_no_larger_than_that(file: Path) -> 
     assert wrong(file, size - 1) == "too large"
 
 
+def test_only_what_is_small_is_laid_out(file: Path) -> None:
+    """Python's encoder takes many times as long for that, and the Manager's thread waits."""
+    assert b'\n  "a": "x"' in file.read_bytes()
+    large = {**BODY, "c": ["x"] * 20_000}
+    file.write_bytes(seal(large, 2))
+    assert file.read_bytes().count(b"\n") == 1
+    assert read_sealed(file, 1_000_000, (2,)) == (2, large)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
