@@ -51,8 +51,8 @@ class UpdateRunner:
         number = self._numbers.take_incarnation()
         update = Update(number, kind, epoch, now_ns, block)
         self.updates[update.update_id] = update
-        if len(self.updates) > _HISTORY:
-            del self.updates[min(self.updates)]
+        if len(self.updates) > _HISTORY:  # two of them are not final at most
+            del self.updates[min(i for i, u in self.updates.items() if u.final)]
         if self.current is not None:
             self.aside = self.current
         self.current = update

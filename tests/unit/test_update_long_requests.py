@@ -199,3 +199,18 @@ def test_threads_of_what_retires_are_planned_by_what_each_epoch_asked_for(world:
     world.apply([{"name": "a", "threads": 1}], {"t": ["a"]}, digests={"a": "z"})
     demands = [group[0].spec.threads for group in ThreadBook(world.brain.crew, 2)._groups()]
     assert sorted(demands) == [1, 1, 2]
+
+
+def test_an_update_that_is_under_way_is_not_forgotten_for_many_that_change_nothing(
+    long: World,
+) -> None:
+    """Whoever posts the same topology every second, say: who waits for its end would never be told,
+    and the note that it is under way would stay."""
+    draining = long.apply(*AC)
+    for _ in range(70):
+        assert long.apply(*AC).phase is Phase.UNCHANGED
+    assert draining.phase is Phase.DRAINING
+    long.let_drain()
+    assert str(draining.phase) == Phase.DONE
+    known = long.brain.runner.updates
+    assert known[draining.update_id] is draining and len(known) <= 64
