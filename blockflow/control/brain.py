@@ -333,8 +333,8 @@ class Brain:
             )
         elif isinstance(message, PolicyRefused):
             note = self.realm.policies.refused(life, message)
-            if note and self.runner.current is not None:
-                self.runner.current.notes.append(note)
+            if note and (update := self.runner.of_epoch(message.epoch)) is not None:
+                update.notes.append(note)
         elif isinstance(message, Drained) and life is crew.dispatcher:
             self.realm.publication.drained_below(event.incarnation, message.version)
             if self._grace_ns is not None and message.version == 0:  # nothing is in flight

@@ -70,6 +70,13 @@ class UpdateRunner:
             return None
         return update
 
+    def of_epoch(self, epoch: int) -> Update | None:
+        """The latest update that has put ``epoch`` in force, or taken it up; None: it is forgotten,
+        or was another Manager's."""
+        brought = (u for u in reversed(self.updates.values()) if u.stores or u.restores)
+        over = (Phase.FAILED, Phase.UNCHANGED)
+        return next((u for u in brought if u.epoch == epoch and u.phase not in over), None)
+
     @property
     def under_way(self) -> Update | None:
         """What people are told of: the current update, or else what is left of an earlier one."""

@@ -196,6 +196,19 @@ def test_a_refusal_is_known_before_the_update_is_done(world: World) -> None:
     assert update.phase is Phase.DONE and len(warnings(world)) == 1
 
 
+def test_a_late_refusal_is_noted_on_the_update_that_it_is_of(world: World) -> None:
+    tasks = {"t": ["a"], "u": ["b"]}
+    world.apply(["a", "b"], tasks)
+    world.mute.add("a#0")
+    update = world.apply([{"name": "a", "batching": WINDOW}, "b"], tasks)
+    world.pass_time(3)
+    assert update.phase is Phase.DONE
+    world.hold_ready.add("b#1")
+    other = world.do(lambda now: world.brain.restart("b", now))
+    refuse(world, kept=NONE)
+    assert other.notes == [] and len(update.notes) == 1
+
+
 def test_each_refusal_of_a_worker_is_told_until_another_serves_in_its_place(world: World) -> None:
     tasks = {"t": ["a", "b"]}
     world.apply([{"name": n, "worker": "w"} for n in "ab"], tasks)
