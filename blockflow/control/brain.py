@@ -76,9 +76,11 @@ class Brain:
     # --- commands -------------------------------------------------------------------------------
 
     def preview(self, topology: Topology, if_epoch: int | None = None) -> dict[str, Any]:
-        """What :meth:`apply` would do, without doing it. Raises TopologyError: EPOCH_MISMATCH."""
+        """What :meth:`apply` would do, without doing it. Raises TopologyError: EPOCH_MISMATCH,
+        INVALID_TOPOLOGY."""
         check_epoch(if_epoch, self.realm.epoch)
         plan = self.realm.plan(topology)
+        check_size(topology)
         changed = not self.realm.unchanged(topology, plan)
         now = self.realm.epoch
         epoch = self._numbers.epoch_after(now) if changed else now

@@ -325,6 +325,13 @@ def test_replicas(world: World) -> None:
     assert world.names() == ["a#0", "dispatcher"]
 
 
+def test_a_preview_refuses_what_an_update_would(world: World) -> None:
+    blocks = [f"b{i:02}" + "x" * 60 for i in range(64)]
+    made = topology(blocks, {f"t{i}": blocks for i in range(300)})
+    with pytest.raises(TopologyError, match="too large for one route table"):
+        world.brain.preview(made)
+
+
 def test_preview_changes_nothing(world: World) -> None:
     world.apply(*AB)
     before = len(world.log)
