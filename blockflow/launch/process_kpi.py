@@ -180,6 +180,12 @@ class ProcessSampler:
         if self._clock_ns is None or CLOCK.over(now_ns - self._clock_ns, self._clock_cost_ns):
             self._clock_ns = now_ns
             began = time.thread_time_ns()
-            freq = psutil.cpu_freq()
+            try:
+                freq = psutil.cpu_freq()
+            except (NotImplementedError, ValueError, OSError) as exc:
+                # A virtual machine lacks one of the files, or a core has just been taken away.
+                if isinstance(exc, OSError) and exc.errno in SCARCE:
+                    raise
+                freq = None
             self._clock_cost_ns = time.thread_time_ns() - began
             self._mhz = float(freq.current) if freq else 0.0

@@ -97,6 +97,20 @@ def test_without_a_clock_there_is_none(machine: Machine) -> None:
     assert ProcessSampler().sample(0).cpu_mhz == 0.0
 
 
+@pytest.mark.parametrize("error", [NotImplementedError("no file"), FileNotFoundError(2, "gone")])
+def test_a_clock_that_cannot_be_read_costs_no_other_figure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Of a virtual machine without the file, or a core that was taken away just then."""
+
+    def clock() -> Any:
+        raise error
+
+    monkeypatch.setattr(process_kpi.psutil, "cpu_freq", clock)
+    kpi = ProcessSampler().sample(0)
+    assert (kpi.cpu_mhz, kpi.threads) == (0.0, 3)
+
+
 def test_what_is_dear_is_read_seldom(machine: Machine) -> None:
     sampler = ProcessSampler()
     seen = []
