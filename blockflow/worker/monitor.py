@@ -166,7 +166,7 @@ class KpiMonitor:
         if self._memory is not None:
             extra |= self._memory.extra()
             figures |= self._memory.figures()
-            times = self._memory.device_times
+            times = dict(self._memory.device_times)  # which the data thread may clear
             kpis = {
                 n: replace(k, device=times[n].summary()) if n in times else k
                 for n, k in kpis.items()

@@ -185,6 +185,23 @@ def test_each_figure_has_its_name() -> None:
     assert stats.extra == {"threads": 1, "host": 1, "slot_stalls": 3}
 
 
+class Forgotten(dict[int, Any]):
+    """Device times that are forgotten (the worker is ready) just as the monitor looks."""
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        self.clear()
+        return found
+
+
+def test_figures_that_are_forgotten_meanwhile_end_no_monitor() -> None:
+    times = Forgotten({1: SimpleNamespace(summary=lambda: {"count": 4.0})})
+    memory = SimpleNamespace(device=None, device_times=times, extra=dict, figures=dict)
+    process = SimpleNamespace(sample=lambda *_, **__: SimpleNamespace(to_dict=dict))
+    (stage,) = make(memory)._stats(cast(Any, process), snapshot(), None).stages
+    assert stage["stage"] == 1
+
+
 @pytest.mark.parametrize(("hz", "period_s"), [(0.0, 0.0), (4.0, 0.25), (1e9, 0.01), (1e-9, 1000.0)])
 def test_a_rate_is_kept_within_what_can_be_sampled(hz: float, period_s: float) -> None:
     made = make()
