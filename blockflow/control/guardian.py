@@ -138,6 +138,9 @@ class Guardian:
             theirs.close()
             self._line, self._manager = mine, pid
             self._vigil = Vigil(time.monotonic_ns())
+            if self._stopping():  # by a signal that found nobody to pass it on to, perhaps
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
             return None
         die_with(self._pid)
         set_process_name("bf:manager")

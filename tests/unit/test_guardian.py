@@ -179,6 +179,23 @@ def test_who_is_told_to_end_between_two_managers_starts_no_other(
     assert it.run() == 0 and len(it.forks) == 1
 
 
+def test_a_signal_that_comes_as_a_manager_is_forked_reaches_it(
+    it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve on for a minute, and be killed then."""
+    told: list[tuple[int, int]] = []
+
+    def fork() -> int:
+        it._stop()  # as the handler does, which knows of no Manager yet
+        return 4711
+
+    monkeypatch.setattr(guardian.os, "fork", fork)
+    monkeypatch.setattr(guardian.os, "kill", lambda pid, number: told.append((pid, number)))
+    it._line.close()
+    assert it._fork(False, 0, "") is None
+    assert told == [(4711, signal.SIGTERM)]
+
+
 # --- what a Manager says -------------------------------------------------------------------------
 
 
