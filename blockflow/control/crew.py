@@ -41,6 +41,7 @@ from blockflow.control.settings import ControlSettings, with_port
 from blockflow.control.supervision import (
     ASIDE_S,
     DISPATCHER_POLICY,
+    SCARCE_CAP_S,
     GiveUp,
     RestartAt,
     RestartLedger,
@@ -334,18 +335,19 @@ class Crew:
             if life.deadline_ns is None or now_ns < life.deadline_ns:
                 continue
             if life.state in STARTING:
-                seconds = self._settings.timing.start
-                life.error = SystemError_(
-                    "START_TIMEOUT", f"{life.name} was not ready within {seconds:g} s"
-                )
+                text = f"{life.name} was not ready within {self._settings.timing.start:g} s"
+                life.error = SystemError_("START_TIMEOUT", text)
             self.out.append(Kill(life.incarnation))
             life.deadline_ns = now_ns + ns(self._settings.timing.stop)
         for replica in self.fleet:
             if replica.restart_at_ns is not None and now_ns >= replica.restart_at_ns:
                 share = replica.life.threads, replica.life.lanes
-                replica.life = self._new_life(
-                    replica.name, replica.spec.blocks, now_ns, share, replica.planned
-                )
+                known = replica.name, replica.spec.blocks, now_ns, share, replica.planned
+                try:
+                    replica.life = self._new_life(*known)
+                except BlockFlowError:  # no number is left: the disk is full, which the store tells
+                    replica.restart_at_ns = now_ns + ns(SCARCE_CAP_S)
+                    continue
                 replica.restart_at_ns, replica.given_up = None, ""
                 replica.policies, replica.refused = replica.spec.policies(), {}
                 self._launch(replica)

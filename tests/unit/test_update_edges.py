@@ -10,6 +10,7 @@ from control_rig import AB, TIMING, Counter, World, topology
 
 from blockflow import __version__
 from blockflow.control.events import CommitFailed, Committed, LaunchFailed
+from blockflow.control.supervision import SCARCE_CAP_S
 from blockflow.control.update import Kind, Phase
 from blockflow.core.errors import BlockError, SystemError_
 from blockflow.wire.control import Routes, Undrain
@@ -235,4 +236,20 @@ def test_a_start_that_has_no_numbers_for_all_goes_on_with_those_that_it_has() ->
     assert world.names() == ["a#0", "dispatcher"] and world.admitted_blocks() == {"a": 1}
     numbers.full = False
     assert world.apply(*AB).phase is Phase.DONE
+    assert world.names() == ["a#0", "b#0", "dispatcher"]
+
+
+def test_a_worker_for_which_no_number_is_left_keeps_nobody_else_from_coming_back() -> None:
+    numbers = Few()
+    numbers.full = False
+    world = World(numbers=numbers).up()
+    world.apply(*AB)
+    numbers.full = True  # for long: all stages that had been reserved are used up
+    world.die("b#0")
+    world.die("dispatcher")
+    world.pass_time(60)
+    assert world.names() == ["a#0", "dispatcher"] and world.admitted_blocks() == {"a": 1}
+    assert world.brain.crew.fleet.hosting("b")[0].state == "restarting"
+    numbers.full = False
+    world.pass_time(SCARCE_CAP_S)
     assert world.names() == ["a#0", "b#0", "dispatcher"]
