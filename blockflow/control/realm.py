@@ -63,7 +63,9 @@ class Realm:
         """The difference between ``topology`` and what runs. Raises TopologyError."""
         desired = desired_workers(topology, self.settings.cores)
         running = [r.running() for r in self.crew.fleet.active() if r.wanted]
-        return diff(desired, running, {life.name for life in self.crew.lives()})
+        # Who is set aside does not count as running, and comes back all the same.
+        taken = {r.name for r in self.crew.fleet if r.restart_at_ns is not None}
+        return diff(desired, running, taken | {life.name for life in self.crew.lives()})
 
     def unchanged(self, topology: Topology, plan: Plan) -> bool:
         """True when applying ``topology`` would change nothing at all."""

@@ -250,6 +250,21 @@ def test_a_restart_by_hand_and_an_end_do_not_wait(world: World) -> None:
     assert len([n for n in world.names() if n.startswith("a#")]) == 1
 
 
+def test_an_update_that_replaces_one_that_is_set_aside_gives_its_name_to_nobody_else(
+    world: World,
+) -> None:
+    """It may be tried again before the other one is ready; of two of one name the crash book would
+    keep what the wrong one died of."""
+    world.apply(*AB)
+    set_aside(world)
+    world.hold_ready |= {"a#0", "a#1"}
+    update = world.apply(*AB)
+    world.pass_time(29)
+    assert world.names() == ["a#0", "a#1", "b#0", "dispatcher"]
+    world.make_ready("a#1")
+    assert update.phase is Phase.DONE and world.names() == ["a#1", "b#0", "dispatcher"]
+
+
 def test_a_successor_of_the_manager_tries_it_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
