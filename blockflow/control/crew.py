@@ -352,6 +352,7 @@ class Crew:
                 replica.policies, replica.refused = replica.spec.policies(), {}
                 self._launch(replica)
         if self.dispatcher_restart_ns is not None and now_ns >= self.dispatcher_restart_ns:
+            self.dispatcher_restart_ns = now_ns + ns(SCARCE_CAP_S)  # where no number is left
             self.start_dispatcher(now_ns)
 
     def take_back(self) -> None:

@@ -253,3 +253,22 @@ def test_a_worker_for_which_no_number_is_left_keeps_nobody_else_from_coming_back
     numbers.full = False
     world.pass_time(SCARCE_CAP_S)
     assert world.names() == ["a#0", "b#0", "dispatcher"]
+
+
+def test_a_dispatcher_for_which_no_number_is_left_is_tried_again_now_and_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn of the Manager's loop would try, and do nothing of what comes after it."""
+    world.apply(*AB)
+    world.die("dispatcher")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.brain.crew._numbers, "take_incarnation", _full)
+        with pytest.raises(SystemError_):
+            world.pass_time(1)
+        world.pass_time(SCARCE_CAP_S - 0.1)
+    world.pass_time(1)
+    assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def _full() -> int:
+    raise SystemError_("NO_SPACE", "full")
