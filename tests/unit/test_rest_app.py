@@ -289,6 +289,12 @@ def test_an_empty_one_is_none(http: httpx.Client, commands: Noted, body: bytes) 
     assert http.post("/v1/ping", content=body, headers=JSON).status_code == 200
 
 
+def test_a_body_that_is_encoded_is_not_taken_for_what_it_is(http: httpx.Client) -> None:
+    for coding, status in (("gzip", 415), ("identity, br", 415), ("identity", 200)):
+        head = {**JSON, "Content-Encoding": coding}
+        assert http.post("/v1/monitor", content=b'{"on":true}', headers=head).status_code == status
+
+
 def test_a_body_may_be_as_large_as_is_said(http: httpx.Client, commands: Noted) -> None:
     body = b'{"on": true}'
     whole = body + b" " * (limits.MAX_REST_BODY_BYTES - len(body))

@@ -155,7 +155,7 @@ class RestApp:
             raw, kind = self._body(request), headers.get("Content-Type")
             # An HTML form always says what it sends, even nothing; `curl -X POST` says nothing.
             if raw or resource.body or kind is not None:
-                check_content_type(kind)
+                check_content_type(kind, headers.get("Content-Encoding"))
             if raw or resource.body:
                 body, duplicates = parse_json(raw)
             if not resource.body and body not in (None, {}):

@@ -27,8 +27,10 @@ class _Object(dict[str, Any]):
     duplicates: tuple[str, ...] = ()
 
 
-def check_content_type(value: str | None) -> None:
-    """Raises SystemError_: UNSUPPORTED_MEDIA unless it is JSON (a charset may be UTF-8 only)."""
+def check_content_type(value: str | None, coding: str | None = None) -> None:
+    """Raises SystemError_: UNSUPPORTED_MEDIA unless it is JSON (a charset may be UTF-8 only), as it
+    is: what stands before this service may decode a body, and read another one than is read here.
+    """
     kind, _, parameters = (value or "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != JSON_TYPE or charset not in ("", "utf-8", "utf8"):
@@ -36,6 +38,12 @@ def check_content_type(value: str | None) -> None:
             "UNSUPPORTED_MEDIA",
             f"content type {(value or 'missing')[:100]!r}",
             hint=f"send 'Content-Type: {JSON_TYPE}'",
+        )
+    if (coding or "identity").strip().lower() != "identity":
+        raise SystemError_(
+            "UNSUPPORTED_MEDIA",
+            f"content encoding {(coding or '')[:100]!r}",
+            hint="send the JSON as it is, without a 'Content-Encoding'",
         )
 
 
