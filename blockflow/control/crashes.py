@@ -105,6 +105,9 @@ class CrashBook:
                 if crash.no_room and found and _no_room(found[0][1]):
                     found.popleft()  # as :func:`~blockflow.control.fleet.remember`
                 found.appendleft((crash.at_ns, {"at": at, **crash_record(crash)}))
+                if len(self._found) > MAX_NAMES:  # in the file there are no more either
+                    ages = {n: _latest(r for _, r in them) for n, them in self._found.items()}
+                    del self._found[min(ages, key=ages.__getitem__)]
                 self._save()
 
     def latest(self, name: str, now_ns: int) -> list[Record]:

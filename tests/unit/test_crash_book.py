@@ -252,8 +252,12 @@ def test_of_too_many_processes_those_with_the_latest_crashes_are_kept(
         first.now += 1.0
         first.crash(which + 1, which=which)
     monkeypatch.setattr(crashes, "MAX_NAMES", 3)
-    Times(tmp_path, "d#0", start=2000.0).crash(9)
+    second = Times(tmp_path, "d#0", start=2000.0)
+    second.crash(9)
     assert json.loads((tmp_path / FILE).read_bytes())["body"].keys() == {"a#0", "c#0", "d#0"}
+    # What is told is what the next control plane will tell; and it does not grow with each name.
+    assert second.book.latest("b#0", 9 * SECOND) == []
+    assert len(second.book.latest("a#0", 9 * SECOND)) == 2
 
 
 def test_a_fresh_start_keeps_them_aside(tmp_path: Path) -> None:
