@@ -55,10 +55,10 @@ class OpenVinoEngine(NativeEngine):
     _fixed: Mapping[int, Any] = {}
 
     def _open(self, path: Path, threads: int) -> Compute:
-        refuse_external_data(path)
         core = openvino_core()
         if openvino_lacks(self.options.precision):
             raise precision_lacking(self.block, self.options.precision)
+        refuse_external_data(path)
         config = self._config(threads)
         over, plain = Overlays(_over).over, Overlays(_array).over
         promised = _over(torch.empty(1, dtype=self._dtype)).element_type
