@@ -193,7 +193,7 @@ MODELS: dict[str, tuple[Make, TensorSpec]] = {
     "bytes": (Pixels, BYTES),
     "pixels": (Pixels, FLAT),
     "images": (Images, IMAGES),
-    "transformer": (lambda: load_model("transformer").module, TOKENS),
+    "transformer": (lambda: source("transformer").module, TOKENS),
 }
 FURTHER: dict[str, tuple[Make, TensorSpec]] = {
     "decoder": (Decoder, TOKENS),
@@ -209,7 +209,7 @@ FURTHER: dict[str, tuple[Make, TensorSpec]] = {
 def source(name: str) -> LoadedModel:
     torch.manual_seed(0)
     if name == "transformer":
-        return load_model("transformer")
+        return load_model("transformer", arguments={"layers": 2, "width": 96})
     make, spec = (MODELS | FURTHER | {"unknown": (Unknown, FLAT)})[name]
     return LoadedModel(make().eval().requires_grad_(False), name, spec)
 
