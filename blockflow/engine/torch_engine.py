@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from blockflow.core.engines import misfits
 from blockflow.core.errors import BlockError, BlockFlowError
+from blockflow.core.masks import is_mask
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
@@ -40,10 +41,6 @@ MEMORY_FORMATS: Mapping[str, torch.memory_format] = {
     "channels_last": torch.channels_last,
 }
 """``extra["memory_format"]`` -> layout of four-dimensional weights (what convolutions follow)."""
-
-
-_SUPPRESSES = -1e8
-"""What masks add is less."""
 
 
 def _option(table: Mapping[str, Any], key: str, what: str) -> Any:
@@ -279,11 +276,8 @@ def _fitted(t: Tensor, dtype: torch.dtype) -> Tensor | None:
     beyond = t[made.isinf() & t.isfinite()]
     if not len(beyond):
         return made
-    if t.dim():
-        one = bool(((beyond == beyond[0]) & (beyond < 0)).all())
-        # of vectors, statistics of a norm are such, too, and no mask
-        if not one or (t.dim() == 1 and float(beyond[0]) > _SUPPRESSES):
-            return None
+    if t.dim() and not is_mask(t.dim(), *map(float, beyond.aminmax())):
+        return None
     most = torch.finfo(dtype).max
     return torch.where(t.isfinite(), t.clamp(-most, most), t).to(dtype)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
+from blockflow.core.masks import is_mask
 
 _SHOWN = 5
 _GLOBAL = re.compile(r"\bGLOBAL (\S+)")
@@ -29,9 +30,6 @@ among them. No result depends on it, and torch's own loading leaves it as it is.
 
 _VERSIONS = "_metadata"
 """Where torch keeps the versions of the modules whose tensors a state dict has."""
-
-_SUPPRESSES = -1e8
-"""What masks add is less."""
 
 _BY_NAME = {"missing", "unexpected", "misshapen"}
 """Problems that a model's own loading may mend."""
@@ -175,9 +173,7 @@ def _exceeds(given: Tensor, wanted: torch.dtype) -> bool:
         return False
     beyond = given.double()[lost]
     beyond = beyond[beyond.isfinite()]
-    # of vectors, statistics of a norm are such, too, and no mask
-    low = 0.0 if given.dim() > 1 else _SUPPRESSES
-    return not bool(((beyond == beyond[:1]) & (beyond < low)).all())
+    return len(beyond) > 0 and not is_mask(given.dim(), *map(float, beyond.aminmax()))
 
 
 def _without_wrappers(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
