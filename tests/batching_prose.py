@@ -169,7 +169,8 @@ def trunk_peak(s: Stored) -> str:
     peak = s.value(f.PEAK_OF_BOUND, "batched", experiment=SHARED)
     begin, end = (s.value(calibration.NAME, at, experiment=SHARED) for at in ("begin", "end"))
     times = f"{end / begin:.1f}"
-    longer = "half as long again" if times == "1.5" else f"{times} times as long"
+    said = {"1.0": "as long", "1.5": "half as long again"}
+    longer = said.get(times, f"{times} times as long")
     return (
         f"apart: {peak:.2f} in the stored run, in which fixed work took {longer} at the end as at "
         "the begin."

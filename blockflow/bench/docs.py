@@ -261,7 +261,10 @@ def front_page(page: str, stored: Mapping[str, Stored]) -> str:
         made = f"*No stored results yet: `make {command}`.*"
         if name in stored:
             runs = stored[name].runs
-            made = text([f for run in runs for f in run.figures], runs[-1].machine) or made
+            # The runs of one sentence may be of several machines.
+            cpus = dict.fromkeys(str(run.machine.get("cpu", "unknown CPU")) for run in runs)
+            machine = {**runs[-1].machine, "cpu": " and ".join(cpus)}
+            made = text([f for run in runs for f in run.figures], machine) or made
         page = passage.fill(page, made)
     return page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_the_front_page_says_what_make_bench_has_found() -> None:
     assert page == front_page(page, stored), "run: make bench-docs"
     empty = front_page(page, {})
     assert "yet: `make bench`" in empty and "yet: `make bench-batching`" in empty
+
+
+def test_all_machines_of_a_sentence_are_named() -> None:
+    stored, _, _ = read_all(DOCS)
+    page = (DOCS.parent / FRONT_PAGE).read_text(encoding="utf-8")
+    batching = stored["batching"]
+    runs = [
+        replace(run, machine={**run.machine, "cpu": f"CPU {i % 2}"})
+        for i, run in enumerate(batching.runs)
+    ]
+    told = " ".join(front_page(page, {"batching": replace(batching, runs=runs)}).split())
+    assert "2 cores, CPU 0 and CPU 1)" in told
 
 
 def test_costs_are_told_by_rows() -> None:
