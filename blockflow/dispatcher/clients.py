@@ -24,6 +24,7 @@ from blockflow.dispatcher.heap import LARGE_BYTES, is_large
 from blockflow.dispatcher.peers import Peers
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.watch import Watch
+from blockflow.tensormq.sockets import end_message
 
 _LOG = logging.getLogger("blockflow.dispatcher")
 
@@ -272,9 +273,7 @@ class ClientPort:
         try:
             self._send_rest(client, frames, now_ns)
         except BaseException:
-            # For want of memory, say. Left open, the message would go on with the next client's
-            # name and reply; ended early it cannot be read, and is its own client's alone.
-            socket.send(b"", zmq.NOBLOCK)
+            end_message(socket)  # or the next client's name and reply would be its frames
             raise
         return Sent.YES
 

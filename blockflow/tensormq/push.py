@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ import zmq
 
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq.curve import Protect
-from blockflow.tensormq.sockets import DATA_HWM, connect_push
+from blockflow.tensormq.sockets import DATA_HWM, connect_push, end_message
 
 _LOG = logging.getLogger("blockflow.tensormq")
 
@@ -64,11 +63,8 @@ class _Link:
         except zmq.Again:
             return False
         except BaseException:
-            # For want of memory, say. Left open, the message would go on with the next one's header
-            # and tensor; ended early it is refused as malformed, and the next one is read.
             if len(frames) > 1:
-                with suppress(zmq.ZMQError):
-                    self.sock.send(b"", _DONTWAIT)
+                end_message(self.sock)
             raise
         return True
 

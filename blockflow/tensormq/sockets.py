@@ -231,6 +231,14 @@ def bound_frames(sock: zmq.Socket[Any], max_bytes: int) -> None:
     sock.set(zmq.MAXMSGSIZE, max_bytes + CURVE_BYTES)
 
 
+def end_message(sock: zmq.Socket[Any]) -> None:
+    """End a message of which a further frame could not be sent (for want of memory, say). Left open
+    it would go on with the next message's frames; ended early it is malformed, and the next one is
+    read."""
+    with suppress(zmq.ZMQError):
+        sock.send(b"", zmq.NOBLOCK)
+
+
 def watch_peer(sock: zmq.Socket[Any]) -> None:
     """End tcp connections whose peer has vanished without a word, which TCP takes a quarter of an
     hour to notice, and attempts that nobody answers. Call it after :func:`bound_frames`.
