@@ -66,9 +66,8 @@ class _Connection:
 
     Attributes:
         since_ns: when all that it had brought had been read (or when it began).
-        private: memory of this process, without what is known to belong elsewhere, when it had left
-            little unread.
-        queued: bytes of all connections that were unread then.
+        excess: memory of this process that was nobody's, as far as is known, when it had left
+            nothing unread, or little of what it had just brought.
         unread: bytes that have come and were not delivered, without heartbeats.
         delivered: bytes that were, in all.
         suspected: when it was first found over a bound, and the messages of all that had been
@@ -76,8 +75,7 @@ class _Connection:
     """
 
     since_ns: int = 0
-    private: int = 0
-    queued: int = 0
+    excess: int = 0
     unread: int = 0
     delivered: int = 0
     suspected: tuple[int, int] | None = None
@@ -98,6 +96,8 @@ class Unread:
         self._connections: dict[int, _Connection] = {}
         self._fresh: set[int] = set()
         self._turns = 0
+        self._excess = 0
+        self._kept = 0
 
     def began(self, fd: int) -> None:
         """A connection was accepted; the one that had its descriptor before is no more."""
@@ -115,6 +115,12 @@ class Unread:
         link = self._connections.get(fd)  # those of unix sockets are not booked
         if link is not None:
             link.delivered += nbytes
+
+    def trimmed(self) -> None:
+        """What the allocator has kept is being given back. To whom the next burst belongs cannot be
+        told by memory that was here before: buffers of messages under way take more of it than has
+        come of them."""
+        self._kept = self._excess
 
     def look(
         self, now_ns: int, received: Mapping[int, int], private: int, held: int, *, drained: bool
@@ -145,34 +151,33 @@ class Unread:
             idle = IDLE_BYTES_S * (now_ns - link.since_ns) // _SECOND_NS
             link.unread = max(0, received[fd] - link.delivered - idle)
             queued += received[fd] - link.delivered
-        for fd in self._fresh & self._connections.keys():
-            link = self._connections[fd]
-            if link.unread <= _LITTLE_BYTES:
-                link.private, link.queued = private - held, queued
+        # What is unread grows and shrinks within memory that the allocator keeps.
+        self._excess = max(private - held - queued, self._kept)
+        for fd, link in self._connections.items():
+            # Who has been idle is not to answer for what others have taken meanwhile.
+            if link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
+                link.excess = self._excess
         self._fresh.clear()
-        return self._convicted(self._over(private - held, queued), now_ns, drained)
+        return self._convicted(self._over(), now_ns, drained)
 
-    def _over(self, private: int, queued: int) -> set[int]:
+    def _over(self) -> set[int]:
         """Who is over a bound."""
         links = self._connections
         over = {fd for fd, link in links.items() if link.unread > CONNECTION_BYTES}
         if sum(link.unread for link in links.values()) > TOTAL_BYTES:
             over.add(max(links, key=lambda fd: links[fd].unread))
-        grown = self._grown(private, queued)
+        grown = self._grown()
         if grown:
             over.add(max(grown, key=lambda fd: links[fd].unread))
         self.unexplained = bool(grown)
         self.suspects = len(over)
         return over
 
-    def _grown(self, private: int, queued: int) -> list[int]:
+    def _grown(self) -> list[int]:
         """Those of whom something was unread while this process has grown beyond the bound, and by
         no more than that can take: memory grows for other reasons as well."""
-        growth = {
-            fd: private - link.private - (queued - link.queued)
-            for fd, link in self._connections.items()
-            if link.unread
-        }
+        links = self._connections.items()
+        growth = {fd: self._excess - link.excess for fd, link in links if link.unread}
         grown = [fd for fd, nbytes in growth.items() if nbytes > UNEXPLAINED_BYTES]
         most = FRAME_BYTES_PER_BYTE * sum(self._connections[fd].unread for fd in grown)
         return [fd for fd in grown if growth[fd] <= most]

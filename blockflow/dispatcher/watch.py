@@ -40,7 +40,6 @@ class Watch:
         self._book = Unread()
         self._memory = OwnMemory()
         self._heap = Heap(self._memory.read())
-        self._kept = 0  # what this process had when its heap was last given back, at the most
         self._marks: dict[int, int] = {}
         self._due_ns = 0
         self._trim_ns: int | None = None
@@ -83,10 +82,7 @@ class Watch:
         received = {fd: bytes_received(fd) for fd in self._marks}
         known = {fd: n for fd, n in received.items() if n is not None}
         private = self._memory.read()
-        # To whom the next burst belongs cannot be told by memory that was here before: buffers of
-        # messages under way take more of it than has come of them.
-        seen = max(private, self._kept)
-        for fd in self._book.look(now_ns, known, seen, held, drained=drained):
+        for fd in self._book.look(now_ns, known, private, held, drained=drained):
             self._end(fd, now_ns)
         if self._book.suspects:
             self._due_ns = now_ns + _SOON_NS
@@ -97,7 +93,7 @@ class Watch:
             self._trim_ns = None
         spare = self._heap.look(now_ns, private, held)
         if spare:
-            self._kept = seen
+            self._book.trimmed()
         if spare or freed:
             give_memory_back()
 

@@ -179,6 +179,38 @@ def test_memory_that_was_given_back_in_between_convicts_nobody() -> None:
     assert links.look() == [] and not links.book.unexplained
 
 
+def test_bursts_come_and_go_within_memory_that_was_here_before() -> None:
+    """Six send large messages at once; what is read is kept by the allocator for a while."""
+    links = Links(*range(10, 16))
+    links.private = 500 * MIB
+    assert links.look() == []
+    links.book.trimmed()
+    links.private = 100 * MIB
+    for fd in range(11, 16):
+        links.bring(fd, 40 * MIB, memory=60 * MIB)
+    links.bring(10, 40 * MIB)
+    links.book.delivered(10, 40 * MIB)
+    assert links.look() == []
+    for fd in range(11, 15):
+        links.book.delivered(fd, 40 * MIB)
+        links.bring(10, MIB)
+        assert links.look() == [] and not links.book.suspects
+    links.bring(10, 10 * MIB, memory=400 * MIB)  # more than was here then
+    assert links.look() == [] and links.book.unexplained
+    assert links.look() == [15]
+
+
+def test_who_was_idle_does_not_answer_for_what_others_took() -> None:
+    links = Links(7, 8)
+    for _ in range(5):
+        links.bring(8, 60 * MIB)
+        links.book.delivered(8, 60 * MIB)  # the allocator keeps it
+        assert links.look() == [] and not links.book.suspects
+    for _ in range(20):  # a large message, by a slow line
+        links.bring(7, 2 * MIB)
+        assert links.look() == [] and not links.book.suspects
+
+
 def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
     book = Unread()
     book.began(7)
