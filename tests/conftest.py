@@ -106,6 +106,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.crashes import CrashProof
+
+    return CrashProof(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    if error is None:
+        return
+    from tests.crashes import cause_of_death
+
+    reporter = node.config.pluginmanager.getplugin("terminalreporter")
+    reporter.write_line(f"\n[{node.gateway.id}] died: {cause_of_death(node)}")
+
+
 def folder_of(path: Path) -> str:
     here = Path(__file__).parent
     return path.relative_to(here).parts[0] if path.is_relative_to(here) else ""
