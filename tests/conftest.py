@@ -76,16 +76,27 @@ ROOT_NAME = re.compile(r"bft-([0-9a-f]{16})")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Eight thousand tests are millions of objects, none of which is garbage: nobody looks for any
     while they are made, nor among them afterwards. (A full collection takes most of a second else.)
     """
+    if session.config.pluginmanager.hasplugin("hypothesispytest"):
+        take_time()
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def take_time() -> None:
+    """The machine is shared: how long an example takes, or making one, says nothing of the code."""
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("shared", deadline=None, suppress_health_check=slow)
+    settings.load_profile("shared")
 
 
 def pytest_collection_finish() -> None:
