@@ -195,7 +195,8 @@ class ClientPort:
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
 
     def look(self, now_ns: int, held: int) -> None:
-        """Cut off who left too much unread. ``held``: bytes of inputs that are kept elsewhere."""
+        """Cut off who left too much unread. ``held``: bytes of inputs and results that are kept
+        elsewhere."""
         if self.watch.due(now_ns):
             self.peers.note(now_ns)
             drained = not self.socket.poll(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from blockflow.core.errors import RequestError
@@ -45,6 +46,11 @@ class Register:
 
     def __contains__(self, entry: Entry) -> bool:
         return entry.ticket in self._by_ticket
+
+    @property
+    def entries(self) -> Collection[Entry]:
+        """The requests in flight."""
+        return self._by_ticket.values()
 
     @property
     def waiting(self) -> int:

@@ -65,12 +65,13 @@ class ResultMemory:
     Attributes:
         events: ``remembered``, ``answered`` (from memory), ``attached`` (to a request in flight),
             ``forgotten`` (before their time), ``too_large``.
+        nbytes: of all frames.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._nbytes = 0
+        self.nbytes = 0
         self.events: Counter[str] = Counter()
 
     @property
@@ -96,13 +97,13 @@ class ResultMemory:
         self._forget(self._kept.pop(entry.request_id, None))
         self._expire(now_ns)
         while self._kept and (
-            len(self._kept) >= MAX_RESULTS or self._nbytes + nbytes > self._max_bytes
+            len(self._kept) >= MAX_RESULTS or self.nbytes + nbytes > self._max_bytes
         ):
             self._forget(self._kept.popitem(last=False)[1])
             self.events["forgotten"] += 1
         kept = _Kept(entry.digest, tuple(frames), nbytes, now_ns + MAX_AGE_NS)
         self._kept[entry.request_id] = kept
-        self._nbytes += nbytes
+        self.nbytes += nbytes
         self.events["remembered"] += 1
 
     def recall(self, request_id: bytes, digest: bytes, now_ns: int) -> Sequence[Any] | None:
@@ -121,7 +122,7 @@ class ResultMemory:
         return kept is not None and kept.digest.startswith(shape)
 
     def gauges(self) -> dict[str, int]:
-        return {"results": len(self._kept), "bytes": self._nbytes, **self.events}
+        return {"results": len(self._kept), "bytes": self.nbytes, **self.events}
 
     def _expire(self, now_ns: int) -> None:
         while self._kept:
@@ -132,7 +133,7 @@ class ResultMemory:
 
     def _forget(self, kept: _Kept | None) -> None:
         if kept is not None:
-            self._nbytes -= kept.nbytes
+            self.nbytes -= kept.nbytes
 
 
 def find_known(

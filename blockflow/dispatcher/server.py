@@ -23,7 +23,7 @@ from blockflow.dispatcher.heap import is_large
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.repeats import ResultMemory
-from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.dispatcher.tensors import TensorDesk, waiting_bytes
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Producer
@@ -190,7 +190,7 @@ class DispatcherServer:
         if self._push.sockets_waiting():
             self._push.flush()
         guarded("what is due", self.exchange.tick)
-        guarded("connections", self._clients.look, self._clock(), self._desk.framed)
+        guarded("connections", self._look, self._clock())
         guarded("grants", self._grants.tick, self._clock())
         guarded("its memory", self._desk.ebb, self._clock())  # a heartbeat comes whatever happens
         self._report_drained()
@@ -243,6 +243,11 @@ class DispatcherServer:
                 self.exchange.on_client(*received)
             except Exception:
                 self.exchange.defect("a request")
+
+    def _look(self, now_ns: int) -> None:
+        if self._clients.watch.due(now_ns):
+            kept = self.exchange.memory.nbytes + waiting_bytes(self.exchange.table.entries)
+            self._clients.look(now_ns, self._desk.framed + kept)
 
     def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from blockflow.core.errors import (
 )
 from blockflow.core.model import tensor_bytes
 from blockflow.core.routing import StageRoute
-from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.stats import Legs
 from blockflow.dispatcher.validate import check_frame, check_values
@@ -55,6 +55,16 @@ class RetainedInput:
     buffer: OutBuffer | None
     parked: bool = False
     framed: int = 0
+
+
+def waiting_bytes(entries: Iterable[Entry]) -> int:
+    """Of frames that are kept until the other tasks of their requests have ended as well."""
+    total = 0
+    for entry in entries:
+        ends = (*entry.outcomes.values(), *(k.outcome for k in entry.kept.values()))
+        answers = {id(e): e.payload.frame for e in ends if isinstance(e, Answer)}  # tasks share one
+        total += sum(memoryview(f).nbytes for f in answers.values() if f is not None)
+    return total
 
 
 class Outgoing(NamedTuple):

@@ -71,6 +71,20 @@ def test_the_common_prefix_runs_once(up: Rig) -> None:
     wait_until(up.idle)
 
 
+def test_results_that_are_kept_are_no_clients_unread_bytes(
+    up: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watch over them is told of memory that is in use for something else."""
+    held: list[int] = []
+    monkeypatch.setattr(up.server._clients, "look", lambda now_ns, nbytes: held.append(nbytes))
+    up.workers[1].behave["b"] = swallow
+    c = up.client(which=1)
+    c.ask(["ta", "tb"], X)
+    wait_until(lambda: held and held[-1] == X.nbytes)  # it waits for the other one
+    assert isinstance(c.infer("ta", X, tries=1)[0], np.ndarray)  # it may be asked for again
+    wait_until(lambda: held[-1] == X.nbytes + up.exchange.memory.nbytes > X.nbytes)
+
+
 def test_results_stand_in_the_order_asked(up: Rig) -> None:
     client = up.client()
     client.ask(["tb", "ta"], X)
