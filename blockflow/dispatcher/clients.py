@@ -18,8 +18,8 @@ from typing import Any
 import zmq
 
 from blockflow.dispatcher.connections import Connection
-from blockflow.dispatcher.debt import Debt
-from blockflow.dispatcher.descriptors import Doors, bytes_taken
+from blockflow.dispatcher.debt import Debt, Tracker
+from blockflow.dispatcher.descriptors import Doors, Sealed, bytes_taken
 from blockflow.dispatcher.heap import LARGE_BYTES, is_large
 from blockflow.dispatcher.peers import Peers
 from blockflow.dispatcher.reading import FrameReader
@@ -37,6 +37,14 @@ MOST_OWED_BYTES = 8 * OWED_BYTES
 
 TRACKED_BYTES = LARGE_BYTES
 """Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
+
+CIPHER_NS = 1_000_000_000
+"""ZeroMQ's one thread en- and decrypts a frame as a whole, and reads and writes nothing meanwhile,
+for anybody: half a second for the largest (1.5 to 3 ns a byte, measured), and as long for the
+next."""
+
+_CIPHER_COPIES = 2
+"""Of a frame that it encrypts, while it does."""
 
 _MOST_FRAMES = 3
 """Of a message: who sent it, its header, and a tensor."""
@@ -97,6 +105,7 @@ class ClientPort:
     ) -> None:
         self.socket = socket
         self.evicted = 0
+        self._encrypted = encrypted
         doors = Doors(endpoints)
         self.watch = Watch(doors)
         self.peers = Peers(socket, doors, self.watch, encrypted=encrypted)
@@ -200,7 +209,8 @@ class ClientPort:
         if self.watch.due(now_ns):
             self.peers.note(now_ns)
             drained = not self.socket.poll(0)
-            self.watch.look(now_ns, held + self._owed, drained=drained)
+            held += self._owed
+            self.watch.look(now_ns, held, self._ciphers(), drained=drained)
 
     @property
     def present(self) -> tuple[bytes, ...]:
@@ -229,6 +239,12 @@ class ClientPort:
         self._owed -= before - debt.posted_bytes
         return clear
 
+    def _ciphers(self) -> int:
+        """So much more may be in use for a frame that ZeroMQ is encrypting."""
+        posted = [f for d in self._debts.values() for f in d.posted] if self._encrypted else []
+        plain = [size for frame, size in posted if isinstance(frame, Sealed) and frame.plain]
+        return _CIPHER_COPIES * max(plain, default=0)
+
     def _patient(self, client: bytes, now_ns: int) -> bool:
         """False when ``client`` was too slow: it has been cut off."""
         debt = self._debts.get(client)
@@ -236,9 +252,13 @@ class ClientPort:
             return True
         link = self.peers.links.get(client)
         pressed = self._owed > OWED_BYTES
-        counted = link is not None and (debt.crowded or pressed)
+        head = debt.posted[0][0] if debt.posted else None
+        # What is not encrypted yet it cannot take.
+        plain = isinstance(head, Sealed) and head.plain
+        counted = link is not None and (debt.crowded or pressed) and not plain
         taken = bytes_taken(link.fd) if link is not None and counted else None
-        if not debt.hopeless(now_ns, taken, pressed=pressed):
+        busy_ns = CIPHER_NS if self._encrypted else 0
+        if not debt.hopeless(now_ns, taken, pressed=pressed, busy_ns=busy_ns):
             return True
         if link is not None and link.doubtful(now_ns):  # in a moment it is known
             return True
@@ -287,8 +307,14 @@ class ClientPort:
                 socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
                 continue
             self.watch.large(now_ns)
-            tracker = socket.send(frame, flags, copy=False, track=True)
+            link = self.peers.links.get(client) if self._encrypted else None
+            # Before it is sent: ZeroMQ's thread may be quick.
+            taken = bytes_taken(link.fd) if link and not link.doubtful(now_ns) else None
+            tracker: Tracker = socket.send(frame, flags, copy=False, track=True)
             debt = self._debts.setdefault(client, Debt(now_ns))
+            if link is not None and taken is not None:
+                before = debt.posted[-1][0] if debt.posted else None
+                tracker = Sealed(tracker, link.fd, link.mark, taken, size, before)
             debt.posted.append((tracker, size))
             debt.posted_bytes += size
             self._owed += size

@@ -80,18 +80,22 @@ class Debt:
             self.since_ns = now_ns
         return not posted and not self.waiting
 
-    def hopeless(self, now_ns: int, taken: int | None, *, pressed: bool = False) -> bool:
+    def hopeless(
+        self, now_ns: int, taken: int | None, *, pressed: bool = False, busy_ns: int = 0
+    ) -> bool:
         """Whether the client is to be cut off; asked again and again.
 
         Args:
             taken: what its connection has taken in all, None where the kernel does not count (unix
-                sockets); read while it is ``crowded`` or ``pressed`` only.
+                sockets), or it could take nothing yet; read while it is ``crowded`` or ``pressed``
+                only.
             pressed: all clients together owe too much: it shall be known whether it ``stands``.
+            busy_ns: so long ZeroMQ may write nothing, whoever reads.
         """
         self._look(now_ns)
         # To a distant client a large frame is one write.
         head_ns = SLOWEST_NS_PER_BYTE * self.posted[0][1] if self.posted else 0
-        if now_ns - self.since_ns > SLOW_CLIENT_NS + head_ns:
+        if now_ns - self.since_ns > SLOW_CLIENT_NS + head_ns + busy_ns:
             return True
         if not self.crowded and not pressed:
             self.moved_ns, self.stands = None, False
@@ -99,7 +103,7 @@ class Debt:
         if self.moved_ns is None or taken != self.taken:
             self.taken, self.moved_ns = taken, now_ns
         # Without a count, only whole frames show that it reads.
-        unseen_ns = 0 if taken is not None else head_ns
+        unseen_ns = busy_ns if taken is not None else busy_ns + head_ns
         still_ns = now_ns - max(self.moved_ns, self.since_ns)
         self.stands = still_ns > PRESSED_NS + unseen_ns
         return self.crowded and still_ns > CROWDED_NS + unseen_ns

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
+from blockflow.dispatcher.debt import Tracker
 from blockflow.tensormq.tcp_peers import INFO_BYTES, NO_LINGER, RECEIVED, SO_COOKIE
 
 _ACKED = slice(120, 128)
@@ -47,6 +48,52 @@ def _counted(fd: int, field: slice) -> int | None:
     if _LIBC.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)) != 0:
         return None
     return int.from_bytes(info.raw[field], sys.byteorder) if size.value == INFO_BYTES else None
+
+
+class Sealed:
+    """Of a frame that ZeroMQ encrypts: of that it says that it has written it when it has made the
+    copy that is written.
+
+    Args:
+        written: ZeroMQ's word (``zmq.MessageTracker``).
+        fd, expected: the connection that it goes by, and its mark.
+        taken: bytes that the peer had acknowledged in all before it was sent.
+        nbytes: of the frame.
+        before: of the frame that is sent before it, if the peer does not have that yet.
+
+    Attributes:
+        until: so many bytes the peer has acknowledged when it has the frame, at the least: small
+            frames and heartbeats are not counted.
+    """
+
+    def __init__(
+        self,
+        written: Tracker,
+        fd: int,
+        expected: int,
+        taken: int,
+        nbytes: int,
+        before: Tracker | None,
+    ) -> None:
+        self._written = written
+        self._fd = fd
+        self._mark = expected
+        if isinstance(before, Sealed) and before._mark == expected:
+            taken = max(taken, before.until)
+        self.until: int = taken + nbytes
+
+    @property
+    def plain(self) -> bool:
+        """It is not encrypted yet."""
+        return not self._written.done
+
+    @property
+    def done(self) -> bool:
+        """The peer has it, or its connection is no more."""
+        if self.plain:
+            return False
+        taken = bytes_taken(self._fd)
+        return taken is None or taken >= self.until or mark(self._fd) != self._mark
 
 
 class Doors:

@@ -123,7 +123,14 @@ class Unread:
         self._kept = self._excess
 
     def look(
-        self, now_ns: int, received: Mapping[int, int], private: int, held: int, *, drained: bool
+        self,
+        now_ns: int,
+        received: Mapping[int, int],
+        private: int,
+        held: int,
+        passing: int = 0,
+        *,
+        drained: bool,
     ) -> list[int]:
         """Judge all connections.
 
@@ -135,6 +142,7 @@ class Unread:
                 have ended.
             private: memory of this process that it does not share.
             held: what of it is known to belong elsewhere.
+            passing: what of it may belong elsewhere besides, for a moment.
             drained: no message waits to be delivered.
 
         Returns:
@@ -158,27 +166,27 @@ class Unread:
             if link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
                 link.excess = self._excess
         self._fresh.clear()
-        return self._convicted(self._over(), now_ns, drained)
+        return self._convicted(self._over(passing), now_ns, drained)
 
-    def _over(self) -> set[int]:
+    def _over(self, passing: int) -> set[int]:
         """Who is over a bound."""
         links = self._connections
         over = {fd for fd, link in links.items() if link.unread > CONNECTION_BYTES}
         if sum(link.unread for link in links.values()) > TOTAL_BYTES:
             over.add(max(links, key=lambda fd: links[fd].unread))
-        grown = self._grown()
+        grown = self._grown(passing)
         if grown:
             over.add(max(grown, key=lambda fd: links[fd].unread))
         self.unexplained = bool(grown)
         self.suspects = len(over)
         return over
 
-    def _grown(self) -> list[int]:
+    def _grown(self, passing: int) -> list[int]:
         """Those of whom something was unread while this process has grown beyond the bound, and by
         no more than that can take: memory grows for other reasons as well."""
         links = self._connections.items()
         growth = {fd: self._excess - link.excess for fd, link in links if link.unread}
-        grown = [fd for fd, nbytes in growth.items() if nbytes > UNEXPLAINED_BYTES]
+        grown = [fd for fd, nbytes in growth.items() if nbytes > UNEXPLAINED_BYTES + passing]
         most = FRAME_BYTES_PER_BYTE * sum(self._connections[fd].unread for fd in grown)
         return [fd for fd in grown if growth[fd] <= most]
 

@@ -74,7 +74,7 @@ class Watch:
     def due(self, now_ns: int) -> bool:
         return now_ns >= self._due_ns and self.next_ms() is not None
 
-    def look(self, now_ns: int, held: int, *, drained: bool) -> None:
+    def look(self, now_ns: int, held: int, passing: int = 0, *, drained: bool) -> None:
         """Look at all connections; see :meth:`Unread.look`."""
         begin = time.thread_time_ns()
         if self._book.unexplained:  # or who is judged now would answer for what is only kept
@@ -82,7 +82,7 @@ class Watch:
         received = {fd: bytes_received(fd) for fd in self._marks}
         known = {fd: n for fd, n in received.items() if n is not None}
         private = self._memory.read()
-        for fd in self._book.look(now_ns, known, private, held, drained=drained):
+        for fd in self._book.look(now_ns, known, private, held, passing, drained=drained):
             self._end(fd, now_ns)
         if self._book.suspects:
             self._due_ns = now_ns + _SOON_NS

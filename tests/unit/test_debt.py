@@ -131,3 +131,11 @@ def test_all_that_is_written_is_taken_off_and_what_waits_is_owed() -> None:
     assert debt.posted_bytes == 0
     debt.waiting.clear()
     assert debt.settle(0)
+
+
+def test_while_zeromq_encrypts_for_others_nobody_stands() -> None:
+    busy = 2 * CROWDED_NS
+    debt = owing(3, 4 * MIB)
+    looks = range(0, CROWDED_NS + busy + 1, STEP_NS)
+    assert not any(debt.hopeless(now, 0, pressed=True, busy_ns=busy) for now in looks)
+    assert debt.hopeless(looks[-1] + STEP_NS, 0, pressed=True, busy_ns=busy)

@@ -211,6 +211,20 @@ def test_who_was_idle_does_not_answer_for_what_others_took() -> None:
         assert links.look() == [] and not links.book.suspects
 
 
+def test_what_may_be_of_others_for_a_moment_convicts_nobody() -> None:
+    """Copies of a large reply that is being encrypted, while a request comes slowly."""
+    links = Links(7)
+    links.bring(7, 40 * MIB)
+    links.private += 400 * MIB
+
+    def look(passing: int) -> list[int]:
+        now, book = links.now, links.book
+        return book.look(now, links.received, links.private, HELD, passing, drained=True)
+
+    assert look(400 * MIB) == look(400 * MIB) == [] and not links.book.suspects
+    assert look(0) == [] and look(0) == [7]
+
+
 def test_what_is_held_elsewhere_is_no_clients_fault() -> None:
     book = Unread()
     book.began(7)
