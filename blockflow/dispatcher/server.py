@@ -247,7 +247,7 @@ class DispatcherServer:
     def _look(self, now_ns: int) -> None:
         if self._clients.watch.due(now_ns):
             kept = self.exchange.memory.nbytes + waiting_bytes(self.exchange.table.entries)
-            self._clients.look(now_ns, self._desk.framed + kept)
+            self._clients.look(now_ns, self._desk.frames.nbytes + kept)
 
     def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,13 +50,33 @@ class RetainedInput:
 
     ``buffer`` is its slot (None where it travels as a whole tensor: then ``payload`` has the frame,
     and keeping that is all the retaining there is). ``parked``: nobody was ever given its handle.
-    ``framed``: bytes of the frame, if there is one.
     """
 
     payload: Payload
     buffer: OutBuffer | None
     parked: bool = False
-    framed: int = 0
+
+
+class Frames:
+    """Inputs that are kept as frames, in this process's own memory: as long as anybody refers to
+    them. ZeroMQ sends one on when its worker reads, which may be after its request has ended, and
+    lets go of it in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._freed: deque[int] = deque()
+
+    def keep(self, frame: memoryview) -> memoryview:
+        self._nbytes += frame.nbytes
+        weakref.finalize(frame, self._freed.append, frame.nbytes).atexit = False
+        return frame
+
+    @property
+    def nbytes(self) -> int:
+        """Of those that are there."""
+        while self._freed:
+            self._nbytes -= self._freed.popleft()
+        return self._nbytes
 
 
 def waiting_bytes(entries: Iterable[Entry]) -> int:
@@ -90,7 +112,7 @@ class TensorDesk:
 
     Attributes:
         legs: what has travelled between clients and here, and how.
-        framed: bytes of inputs that are kept as frames, in this process's own memory.
+        frames: inputs that are kept in no slot.
     """
 
     def __init__(self, producer: Producer, consumer: Consumer, grants: GrantDesk) -> None:
@@ -98,7 +120,7 @@ class TensorDesk:
         self._consumer = consumer
         self._grants = grants
         self.legs = Legs()
-        self.framed = 0
+        self.frames = Frames()
 
     def elements(self, client: bytes, request: Request, frame: memoryview | None) -> memoryview:
         """The input where it has arrived: the message's frame, or the client's slot.
@@ -141,8 +163,7 @@ class TensorDesk:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
             self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
-            self.framed += tensor.nbytes
-            return RetainedInput(Payload(tensor, kept), None, framed=tensor.nbytes)
+            return RetainedInput(Payload(tensor, self.frames.keep(kept)), None)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
@@ -183,9 +204,7 @@ class TensorDesk:
                 retained.payload = handed[0]
                 return
         desc = TensorDesc(buffer.dtype, buffer.dims)
-        retained.payload = Payload(desc, memoryview(bytes(buffer.memory)))
-        self.framed += desc.nbytes - retained.framed
-        retained.framed = desc.nbytes
+        retained.payload = Payload(desc, self.frames.keep(memoryview(bytes(buffer.memory))))
 
     def unsent(self, payload: Payload) -> None:
         """A message with an input's handle never left: nobody will release it."""
@@ -194,8 +213,7 @@ class TensorDesk:
 
     def release(self, retained: RetainedInput) -> None:
         """The request has ended; the slot is free once the first stage has let go of it, too."""
-        self.framed -= retained.framed
-        retained.framed = 0
+        retained.payload = Payload(retained.payload.desc, None)
         buffer, retained.buffer = retained.buffer, None
         if buffer is None:
             return

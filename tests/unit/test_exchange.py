@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -122,7 +123,7 @@ class Scene:
     def out(self) -> tuple[int, int, int]:
         """Credits, slots for inputs and bytes of frames that are not free."""
         slots = self.arenas[OWN].leases.outstanding
-        return self.exchange.admission.inflight, slots, self.desk.framed
+        return self.exchange.admission.inflight, slots, self.desk.frames.nbytes
 
 
 @pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
@@ -137,9 +138,21 @@ def test_what_no_worker_takes_is_answered_and_keeps_nothing(mode: str) -> None:
 def test_a_frame_counts_until_its_request_has_ended() -> None:
     s = Scene("zeromq")
     s.ask(1)
+    items = s.items()
+    s.door.sent.clear()
     assert s.out() == (1, 0, 16)
-    s.answer(11, s.items(), [1.0])
+    s.answer(11, items, [1.0])
     assert (s.ends(), s.out()) == ([""], (0, 0, 0))
+
+
+def test_a_frame_counts_until_it_has_left_for_its_worker() -> None:
+    """Its memory is in use for as long, though nobody waits for the request."""
+    s = Scene("zeromq")
+    s.ask(1)
+    s.exchange.carry_out(s.exchange.table.cancel(CLIENT, (1).to_bytes(16, "big")))
+    assert s.out()[0] == 0 and s.desk.frames.nbytes == 16
+    s.door.sent.clear()
+    assert s.out() == (0, 0, 0)
 
 
 def test_an_attempt_that_never_left_is_not_the_present_one() -> None:
@@ -175,6 +188,7 @@ def test_a_result_of_other_rows_is_no_answer(rows: int) -> None:
     s = Scene("zeromq")
     s.ask(1, [1.0, 2.0])
     (item,) = s.items()
+    s.door.sent.clear()
     s.answer(11, [replace(item, rows=rows)], [0.0] * rows)
     assert (s.ends(), s.out()) == (["OUTPUT_MISMATCH"], (0, 0, 0))
 
@@ -198,7 +212,9 @@ def test_a_result_that_cannot_be_cut_out_fails_its_own_request(
 
     monkeypatch.setattr(TensorDesk, "cut", fail)
     s.ask(1)
-    s.answer(11, s.items(), [1.0])
+    items = s.items()
+    s.door.sent.clear()
+    s.answer(11, items, [1.0])
     assert (s.ends(), s.out()) == ([code], (0, 0, 0))
 
 
@@ -248,7 +264,7 @@ def test_a_header_that_is_none_is_answered_where_its_id_can_be_read(rest: list[A
 
 
 def test_a_request_that_cannot_be_sent_on_its_way_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At once, and not at its deadline: there are no threads left for a large frame, say."""
     s = Scene("zeromq")
@@ -257,6 +273,7 @@ def test_a_request_that_cannot_be_sent_on_its_way_is_answered(
         raise MemoryError
 
     monkeypatch.setattr(s.exchange._push, "send", scarce)
+    caplog.set_level(logging.CRITICAL, "blockflow.dispatcher")  # a record would keep the frame
     s.ask(1)
     assert (s.ends(), s.out()) == (["NO_SPACE"], (0, 0, 0))
 

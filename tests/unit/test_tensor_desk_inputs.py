@@ -75,7 +75,7 @@ class Scene:
         return cast(list[float], found)
 
     def left(self) -> tuple[int, int]:
-        return self.slots.outstanding(), self.desk.framed
+        return self.slots.outstanding(), self.desk.frames.nbytes
 
 
 def test_a_slot_is_kept_until_the_request_ends_and_its_readers_have_let_go() -> None:
@@ -118,7 +118,7 @@ def test_where_no_handle_goes_it_travels_whole(why: str) -> None:
         assert s.left() == (1, DESC.nbytes)
     s.desk.unsent(kept.payload)  # there is nothing to revoke
     s.desk.release(kept)
-    assert s.desk.framed == 0
+    assert s.desk.frames.nbytes == 0
 
 
 @pytest.mark.parametrize("upload", [None, (1, 0)])
@@ -134,6 +134,7 @@ def test_a_frame_is_kept_as_it_is_and_an_upload_is_copied(upload: tuple[int, int
     payload = kept.payload
     s.again(kept, HANDLES)
     assert kept.payload is payload
+    del payload
     for _ in range(2):
         s.desk.release(kept)
         assert s.left() == (0, 0)
