@@ -39,7 +39,7 @@ from blockflow.dispatcher.validate import check_contract, check_names
 from blockflow.dispatcher.withdraw import Withdrawals
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.wire import client as wire
-from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane, encode_data
+from blockflow.wire.data import Data, encode_data
 
 _LOG = logging.getLogger("blockflow.dispatcher")
 
@@ -80,9 +80,9 @@ class Exchange:
         self.planner = Planner()
         self.table = InFlightTable(incarnation, self.planner, RetryBudget(admission.max_inflight))
         self.memory = memory
-        self._results = Returns(desk, self.table, self.defect)
         self.withdrawals = Withdrawals(incarnation, push)
         self.stats = DispatcherStats()
+        self._results = Returns(desk, self.table, self.stats, self.carry_out, self.defect)
         descriptions = Descriptions(admission.bounds)
         self._questions = Questions(
             lambda question: descriptions.answer(question, self.planner.table), self._send_frames
@@ -109,7 +109,8 @@ class Exchange:
             try:
                 entry = self._admit(client, msg, frame, received)
             except BlockFlowError as exc:
-                self._refuse(client, msg, exc, received)
+                # Its traceback, which may lead back to it, would keep the input until a collection.
+                self._refuse(client, msg, exc.with_traceback(None), received)
             except Exception as exc:  # a defect: this one request pays for it
                 _LOG.exception("request %s failed in admission", msg.request_id.hex())
                 self._refuse(client, msg, own_failure(exc, "in admission"), received)
@@ -232,53 +233,8 @@ class Exchange:
     # --- from the workers
 
     def on_return(self, frames: Sequence[zmq.Frame]) -> None:
-        """One message of a worker; what is not of this protocol is counted and dropped."""
-        now = self._clock()
-        if not 1 <= len(frames) <= 2:
-            self._malformed_data(f"{len(frames)} frames")
-            return
-        try:
-            msg = decode_data_plane(frames[0].buffer)
-        except BlockFlowError as exc:
-            self._malformed_data(str(exc))
-            return
-        if isinstance(msg, Failure):
-            for item in msg.items:
-                self._fail_item(msg, item, msg.error, now)
-            return
-        if isinstance(msg, Withdraw):
-            self._malformed_data("a withdrawal, which only workers take")
-            return
-        self._on_data(msg, frames[1].buffer if len(frames) == 2 else None, now)
-
-    def _on_data(self, msg: Data, frame: memoryview | None, now: int) -> None:
-        try:
-            buffer = self._desk.open(msg, frame)
-        except BlockFlowError as exc:
-            why = f"a result of incarnation {msg.sender}: {exc.__cause__ or exc}"
-            self._count("unreadable_data", why)
-            for item in msg.items:
-                self._fail_item(msg, item, exc, now)
-            return
-        instructions: list[Instruction] = []
-        try:
-            self._results.take(msg, buffer, now, instructions)
-        finally:
-            buffer.release()
-            self.carry_out(instructions)
-
-    def _fail_item(self, msg: Data | Failure, item: Item, error: BlockFlowError, now: int) -> None:
-        self.carry_out(
-            self.table.failure(item.request_id, item.attempt, item.hop, msg.sender, error, now)
-        )
-
-    def _malformed_data(self, why: str) -> None:
-        self._count("malformed_data", f"data message refused: {why}")
-
-    def _count(self, event: str, what: str) -> None:
-        n = self.stats.events[event] = self.stats.events[event] + 1
-        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
-            _LOG.warning("%s (%s: %d so far)", what, event, n)
+        """One message of a worker."""
+        self._results.read(frames, self._clock())
 
     # --- from the Controller and the clock
 

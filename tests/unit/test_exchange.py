@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -168,6 +170,23 @@ def test_an_attempt_that_never_left_is_not_the_present_one() -> None:
     s.exchange.peer_gone(12, unsent=[message])
     assert s.ends() == ["WORKER_LOST"]  # its block may have begun, and must not a second time
     assert s.out() == (0, 0, 0)
+
+
+def test_a_refused_input_is_free_at_once() -> None:
+    """And not when garbage is collected: large ones are refused where memory is short already."""
+    s = Scene()
+    s.exchange.admission.max_inflight = 1
+    s.ask(1)
+    x = zmq.Frame(bytes(16))
+    request = wire.Request((2).to_bytes(16, "big"), ("t",), 1000, TensorDesc("float32", (1, 4)))
+    there = weakref.ref(x)
+    gc.disable()
+    try:
+        s.exchange.on_client(CLIENT, [zmq.Frame(wire.encode_to_dispatcher(request)), x])
+        del x
+        assert s.ends() == ["OVERLOADED"] and there() is None
+    finally:
+        gc.enable()
 
 
 def test_each_result_of_a_batch_is_its_own_requests_though_another_has_ended() -> None:
