@@ -20,8 +20,11 @@ def let_in(
     request: Request,
     tasks: Sequence[TaskRoute],
     now_ns: int,
+    framed: int = 0,
 ) -> Plan:
     """The way of ``request``, whose ``tasks`` these are; an outline when it has to wait for it.
+
+    ``framed``: bytes of inputs that are kept in no slot, also those of requests that have ended.
 
     Raises:
         RequestError: OVERLOADED, or what :meth:`Planner.way` says; WORKER_LOST: it may have been
@@ -33,7 +36,7 @@ def let_in(
         request.tasks,
         inflight=inflight,
         of_client=register.of_client(client),
-        charged=register.charged,
+        charged=max(register.charged, framed),
         nbytes=nbytes,
         budget_ns=request.deadline_ms * 1_000_000,
         now_ns=now_ns,

@@ -146,7 +146,8 @@ class Exchange:
         tasks = [self.planner.task(name) for name in request.tasks]
         check_contract(request.tensor, tasks)
         budget_ns = request.deadline_ms * 1_000_000
-        plan = let_in(self.admission, table, self.planner, client, request, tasks, received)
+        kept = self._desk.frames.nbytes
+        plan = let_in(self.admission, table, self.planner, client, request, tasks, received, kept)
         # What costs more the larger the input is comes last: digest, copy, the check of the values.
         digest = request_digest(request, source) if request.tries and self.memory.on else b""
         check_finite = any(t.check_finite for t in tasks)

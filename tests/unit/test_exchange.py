@@ -152,9 +152,13 @@ def test_a_frame_counts_until_it_has_left_for_its_worker() -> None:
     s = Scene("zeromq")
     s.ask(1)
     s.exchange.carry_out(s.exchange.table.cancel(CLIENT, (1).to_bytes(16, "big")))
-    assert s.out()[0] == 0 and s.desk.frames.nbytes == 16
+    assert s.out() == (0, 0, 16)
+    s.exchange.admission.max_bytes = 31  # there is no room for another one
+    s.ask(2)
     s.door.sent.clear()
     assert s.out() == (0, 0, 0)
+    s.ask(3)
+    assert (s.ends(), s.out()) == (["CANCELLED", "OVERLOADED"], (1, 0, 16))
 
 
 def test_an_attempt_that_never_left_is_not_the_present_one() -> None:
