@@ -329,11 +329,17 @@ class Exchange:
 
     def _reply(self, entry: Entry) -> None:
         now = self._clock()
-        learn(self.admission, entry, now)
-        reply, tensors = make_reply(entry, now, self.stats)
-        frames = [wire.encode_to_client(reply), *tensors]
-        if entry.digest:
-            self.memory.remember(entry, frames, now)
+        try:
+            learn(self.admission, entry, now)
+            reply, tensors = make_reply(entry, now, self.stats)
+            frames = [wire.encode_to_client(reply), *tensors]
+            if entry.digest:
+                self.memory.remember(entry, frames, now)
+        except Exception as exc:  # its client would wait for its deadline
+            self.defect("a reply")
+            total = now - entry.received_ns
+            failed = make_refusal(entry, own_failure(exc, "at its reply"), entry.plan.epoch, total)
+            frames = [wire.encode_to_client(failed)]
         if entry.client:
             self._send_frames(entry.client, frames)
 

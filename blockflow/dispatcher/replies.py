@@ -60,9 +60,10 @@ def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.
 
 
 def make_refusal(
-    request: wire.Request, error: BlockFlowError, epoch: int, total_ns: int
+    request: wire.Request | Entry, error: BlockFlowError, epoch: int, total_ns: int
 ) -> wire.Reply:
-    """The reply to a request that was not admitted: each task that it names has ``error``."""
+    """The reply to a request that was not admitted, or whose own reply could not be made: each task
+    that it names has ``error``."""
     results = [
         wire.TaskResult(task, None, error, total_ns=total_ns)
         for task in dict.fromkeys(request.tasks)

@@ -19,6 +19,7 @@ from blockflow.core import limits
 from blockflow.core.errors import make_error
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher import exchange
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import Sent
 from blockflow.dispatcher.exchange import Exchange
@@ -299,6 +300,23 @@ def test_a_request_that_cannot_be_sent_on_its_way_is_answered(
     caplog.set_level(logging.CRITICAL, "blockflow.dispatcher")  # a record would keep the frame
     s.ask(1)
     assert (s.ends(), s.out()) == (["NO_SPACE"], (0, 0, 0))
+
+
+@pytest.mark.parametrize(("met", "code"), [(MemoryError(), "NO_SPACE"), (KeyError(), "INTERNAL")])
+def test_a_reply_that_cannot_be_made_is_an_answer_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, met: Exception, code: str
+) -> None:
+    """At once, and not at the client's deadline."""
+    s = Scene()
+
+    def fail(*_: Any) -> None:
+        raise met
+
+    monkeypatch.setattr(exchange, "make_reply", fail)
+    s.ask(1)
+    s.answer(11, s.items(), [1.0])
+    assert (s.ends(), s.exchange.stats.events["defects"]) == ([code], 1)
+    assert s.out()[0] == 0
 
 
 def test_nothing_is_sent_on_its_way_for_who_has_gone() -> None:
