@@ -36,7 +36,8 @@ IDLE_BYTES_S = 128
 """Heartbeats are no part of a message: 16 bytes a second, encrypted 80."""
 
 _LITTLE_BYTES = 1024 * 1024
-"""Who has left no more than this unread is as good as read."""
+"""Who has left no more than this unread is as good as read; and so much may be taken for
+heartbeats at once."""
 
 _ROUNDS = 2
 """ZeroMQ takes messages from its connections in turn: after so many rounds each had its own."""
@@ -158,6 +159,8 @@ class Unread:
             link.delivered = min(link.delivered, received[fd])
             idle = IDLE_BYTES_S * (now_ns - link.since_ns) // _SECOND_NS
             link.unread = max(0, received[fd] - link.delivered - idle)
+            if idle > _LITTLE_BYTES and not link.unread:  # days of it would hide an endless message
+                link.since_ns, link.delivered = now_ns, received[fd]
             queued += received[fd] - link.delivered
         # What is unread grows and shrinks within memory that the allocator keeps.
         self._excess = max(private - held - queued, self._kept)

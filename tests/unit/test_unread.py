@@ -90,6 +90,16 @@ def test_small_messages_that_pile_up_are_seen_by_the_memory_that_they_take() -> 
     assert cut == [7]
 
 
+def test_a_long_rest_is_no_credit_for_an_endless_message() -> None:
+    links = Links(7)
+    for _ in range(30 * 24):
+        links.now += 3600 * SECOND
+        links.bring(7, 16 * 3600, memory=0)  # heartbeats
+        assert links.look() == [] and not links.book.suspects
+    links.bring(7, 7 * MIB, memory=7 * unread.FRAME_BYTES_PER_BYTE * MIB)
+    assert links.look() == [] and links.look() == [7]
+
+
 def test_framing_is_no_backlog() -> None:
     """Messages for hours, so that there is always one unread: what they take on the wire besides
     their content must not add up."""
