@@ -30,6 +30,15 @@ _FINAL = ("CANCELLED", "INTERNAL")
 """So is every request refused once the client is closed, or its thread has failed."""
 
 
+_REFUSED_S = 0.01
+"""What the client refuses by itself takes no time: a run that only ``duration_s`` ends would do
+nothing else, and record it, as often as a processor can."""
+
+
+class _Refused(Future[Any]):
+    """Of a request that was refused before it was sent."""
+
+
 class TaskGenerator:
     """Sends inputs of one task (or of several tasks at once) and records every outcome.
 
@@ -124,6 +133,8 @@ class TaskGenerator:
             future = self._submit(x)
             future.exception()  # waits; the outcome is looked at in _finish
             self._finish(future, _rows(x), start_ms, start_ms)
+            if self._count is None and isinstance(future, _Refused):
+                self._stop.wait(_REFUSED_S)
 
     def _run_poisson(self) -> None:
         times = poisson_times(self._rate or 1.0, self._seed)
@@ -168,7 +179,7 @@ class TaskGenerator:
         except BlockFlowError as exc:  # refused before it was sent: an outcome like any other
             if exc.code in _FINAL:
                 self.stop()
-            refused: Future[Any] = Future()
+            refused = _Refused()
             refused.set_exception(exc)
             return refused
 

@@ -257,6 +257,14 @@ def test_errors_are_outcomes() -> None:
     assert collector.summary("fail").count == 2
 
 
+def test_what_the_client_refuses_is_not_sent_as_often_as_a_processor_can() -> None:
+    with Client("ipc:///nobody") as client:
+        bad = np.zeros((0, 4), np.float32)
+        count = TaskGenerator(client, "echo", [bad], duration_s=0.2).run().summary().count
+        assert 0 < count <= 21
+        assert TaskGenerator(client, "echo", [bad], count=100).run().summary().count == 100
+
+
 @pytest.mark.parametrize("mode", ["sync", "poisson"])
 def test_stop_ends_a_run(mode: Any) -> None:
     with FakeDispatcher() as fake, Client(fake.endpoint) as client:
