@@ -68,7 +68,7 @@ class _Connection:
     Attributes:
         since_ns: when all that it had brought had been read (or when it began).
         excess: memory of this process that was nobody's, as far as is known, when it had left
-            nothing unread, or little of what it had just brought.
+            nothing unread, or little of what it had just brought; at first, when it began.
         unread: bytes that have come and were not delivered, without heartbeats.
         delivered: bytes that were, in all.
         suspected: when it was first found over a bound, and the messages of all that had been
@@ -102,7 +102,7 @@ class Unread:
 
     def began(self, fd: int) -> None:
         """A connection was accepted; the one that had its descriptor before is no more."""
-        self._connections[fd] = _Connection()
+        self._connections[fd] = _Connection(excess=self._excess)
         self._fresh.add(fd)
 
     def ended(self, fd: int) -> None:
@@ -163,10 +163,10 @@ class Unread:
                 link.since_ns, link.delivered = now_ns, received[fd]
             queued += received[fd] - link.delivered
         # What is unread grows and shrinks within memory that the allocator keeps.
-        self._excess = max(private - held - queued, self._kept)
+        before, self._excess = self._excess, max(private - held - queued, self._kept)
         for fd, link in self._connections.items():
             # Who has been idle is not to answer for what others have taken meanwhile.
-            if link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
+            if not before or link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
                 link.excess = self._excess
         self._fresh.clear()
         return self._convicted(self._over(passing), now_ns, drained)

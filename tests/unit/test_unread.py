@@ -210,6 +210,32 @@ def test_bursts_come_and_go_within_memory_that_was_here_before() -> None:
     assert links.look() == [15]
 
 
+def test_a_new_connection_does_not_answer_for_all_that_was_here_before() -> None:
+    """It brings a large message at once, and others wait to be read as well."""
+    links = Links(7)
+    links.private = 500 * MIB
+    assert links.look() == []
+    for fd in (8, 9):
+        links.book.began(fd)
+        links.received[fd] = 0
+        links.bring(fd, 40 * MIB)
+        for _ in range(3):
+            assert links.look(drained=False) == [] and not links.book.suspects
+    links.bring(9, 10 * MIB, memory=200 * MIB)
+    assert links.look(drained=False) == links.look(drained=False) == []
+    assert links.book.unexplained
+
+
+def test_nor_does_the_first_of_all() -> None:
+    links = Links()
+    links.book = Unread()
+    links.private = 500 * MIB
+    links.book.began(7)
+    links.received[7] = 0
+    links.bring(7, 40 * MIB)
+    assert links.look(drained=False) == [] and not links.book.suspects
+
+
 def test_who_was_idle_does_not_answer_for_what_others_took() -> None:
     links = Links(7, 8)
     for _ in range(5):
