@@ -8,10 +8,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import RequestError, SystemError_
+from blockflow.core.text import has_half
 from blockflow.launch.cgroup import available_cores
 from blockflow.launch.whereabouts import lasting
-from blockflow.tensormq.janitor import run_root
+from blockflow.tensormq.janitor import ROOT_ENV, run_root
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
@@ -151,9 +152,19 @@ class ControlSettings:
 
         Raises:
             FileNotFoundError: one is relative, and the working directory is gone.
+            RequestError: INVALID_REQUEST: one is not UTF-8, which messages and answers are.
         """
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         paths: dict[str, Any] = {n: lasting(p) for n, p in known.items() if isinstance(p, Path)}
+        for name, path in paths.items():
+            if has_half(str(path)):
+                raise RequestError(
+                    "INVALID_REQUEST",
+                    f"the path {str(path)!r} is not UTF-8",
+                    where=ROOT_ENV if name == "run_root" else f"--{name.replace('_', '-')}",
+                    hint="rename the folder, or name it by a link in a folder whose name is; if "
+                    "it is, set PYTHONUTF8=1 or a locale of UTF-8",
+                )
         return replace(self, **paths)
 
     def __post_init__(self) -> None:

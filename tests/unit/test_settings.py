@@ -17,7 +17,7 @@ from blockflow.control.settings import (
     is_loopback,
     with_port,
 )
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import RequestError, SystemError_
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,22 @@ def test_hosts_lose_their_brackets_and_get_them_back() -> None:
     settings = ControlSettings(host="[::1]", client_host="[::]")
     assert (settings.host, settings.client_host) == ("::1", "::")
     assert with_port(settings.host, 1) == "[::1]:1" and with_port("h", 2) == "h:2"
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("repository", "--repository"),
+        ("state_dir", "--state-dir"),
+        ("run_root", "BLOCKFLOW_RUN_ROOT"),
+    ],
+)
+def test_a_folder_whose_name_is_no_text_is_refused(name: str, where: str) -> None:
+    """Orders to processes and answers are UTF-8."""
+    folder = Path(os.fsdecode(b"/x/caf\xe9"))
+    given = ControlSettings(**{"state_dir": Path("/s"), name: folder})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="INVALID_REQUEST") as refused:
+        given.lasting()
+    assert refused.value.where == where
+    assert r"caf\udce9' is not UTF-8" in str(refused.value)
+    assert "rename the folder" in refused.value.hint
