@@ -20,14 +20,18 @@ from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec, Varia
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024
+MAX_COUNT = 2**53
+"""What every reader of JSON takes for a whole number."""
+
+_MAX_TEXT = 4096
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _NAME = re.compile(NAME_PATTERN)
 _VERSION = re.compile(VERSION_CHARS)
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Text = Annotated[str, Field(max_length=4096)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Text = Annotated[str, Field(max_length=_MAX_TEXT)]
 Kind = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 Machine = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
@@ -71,7 +75,7 @@ class Measured(_Strict):
     """What the export measured on the maker's machine: a hint, not a profile.
 
     ``ms`` is the median time of one row on one thread; ``output_bytes`` is the size of one output
-    row (with the largest value of each dynamic dim).
+    row (with the largest value of each dynamic dim), or MAX_COUNT where it is more.
     """
 
     ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -266,6 +270,13 @@ class Manifest(_Strict):
                 hint="export the block again: that leaves out what other machines have chosen",
             )
         return raw
+
+
+def as_text(label: str) -> str:
+    """``label``, whatever its maker has called something, as a manifest's text takes it: what UTF-8
+    cannot tell as Python writes it (``\\udcff``), and its beginning where it is long."""
+    told = label.encode(errors="backslashreplace").decode()
+    return told if len(told) <= _MAX_TEXT else told[: _MAX_TEXT - 3] + "..."
 
 
 def contract_form(contract: Contract) -> ContractForm:

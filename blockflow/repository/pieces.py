@@ -24,11 +24,13 @@ from blockflow.repository.artifact import (
 )
 from blockflow.repository.job import Job, Piece, Runner
 from blockflow.repository.manifest import (
+    MAX_COUNT,
     Chain,
     Manifest,
     Measured,
     PaddingForm,
     Source,
+    as_text,
     contract_form,
 )
 from blockflow.repository.report import BlockReport, ExportReport
@@ -133,6 +135,7 @@ def _measure(run: Runner, piece: Piece) -> float:
 
 def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) -> Manifest:
     parameters, state_bytes = count_state(piece.stage)
+    label = as_text(job.loaded.label)
     return Manifest(
         name=piece.name,
         version=job.version,
@@ -143,14 +146,14 @@ def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) ->
         contract=contract_form(piece.contract),
         parameters=parameters,
         state_bytes=state_bytes,
-        measured=Measured(ms=ms, output_bytes=piece.contract.output.row_bytes()),
+        measured=Measured(ms=ms, output_bytes=min(piece.contract.output.row_bytes(), MAX_COUNT)),
         source=Source(
-            model=job.loaded.label,
-            part=piece.part,
+            model=label,
+            part=as_text(piece.part),
             weights_sha256=job.loaded.weights_sha256,
             seed=job.loaded.seed,
         ),
-        chain=Chain(model=job.loaded.label, position=piece.position, of=piece.of),
+        chain=Chain(model=label, position=piece.position, of=piece.of),
         padding=padding,
         int_below=piece.int_below,
         tools=tools(),
