@@ -8,6 +8,7 @@ Python's own notation and meaning: ``//`` rounds down.
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TypeGuard
@@ -33,8 +34,11 @@ _FUNCTIONS: Mapping[str, Callable[[int, int], int]] = {"min": min, "max": max}
 
 
 def is_name(dim: Dim) -> TypeGuard[str]:
-    """Whether a dim is a dynamic one's name, and no formula."""
-    return isinstance(dim, str) and dim.isidentifier() and dim.isascii()
+    """Whether a dim is a dynamic one's name, and no formula: Python's own words (``class``) could
+    stand in none."""
+    return (
+        isinstance(dim, str) and dim.isidentifier() and dim.isascii() and not keyword.iskeyword(dim)
+    )
 
 
 def is_formula(dim: Dim) -> TypeGuard[str]:
@@ -176,8 +180,8 @@ def _number(node: ast.expr) -> int | None:
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[ast.expr, tuple[str, ...]]:
     wrong = ValueError(
-        f"{text[:_SHOWN]!r} is no dim: a number, a name, or a formula of names and whole numbers "
-        "with + - * // % min max"
+        f"{text[:_SHOWN]!r} is no dim: a number, a name (but no keyword of Python), or a "
+        "formula of names and whole numbers with + - * // % min max"
     )
     if len(text) > _LONGEST or not text.isascii():
         raise wrong

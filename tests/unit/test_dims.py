@@ -52,6 +52,7 @@ def test_a_formula_means_what_python_means(
     [
         "",
         "seq-",
+        "class",
         "2*3",
         "length/2",
         "length**2",
