@@ -119,6 +119,8 @@ def test_a_stale_socket_file_is_replaced_and_another_file_is_not(
         "udp://x",
         "tcp://",
         "ipc://" + "x" * 120,
+        "ipc:///etc/passwd/x",
+        "ipc:///proc/self/nobody/x",
     ],
 )
 def test_bad_addresses_are_typed_errors(ctx: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
