@@ -53,7 +53,7 @@ from blockflow.control.succession import Outcome, Succession
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.control.update import Update
 from blockflow.control.views import Views
-from blockflow.control.waiters import Waiter, Waiters
+from blockflow.control.waiters import Waiter, Waiters, result_of
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
 from blockflow.launch.process import EXIT_START_FAILED
@@ -158,17 +158,15 @@ class Manager:
 
     def call(self, command: Callable[[], T]) -> T:
         """:meth:`submit` and wait for the result. Raises what ``command`` raises, or TIMEOUT."""
-        try:
-            return self.submit(command).result(_CALL_S)
-        except TimeoutError as e:
-            raise SystemError_("TIMEOUT", "the control plane is busy", hint="try again") from e
+        return result_of(self.submit(command), _CALL_S)
 
     def wait(self, test: Callable[[], T | None], timeout_s: float) -> T | None:
-        """Wait until ``test``, run in the Manager's thread, gives something; None on time-out."""
+        """Wait until ``test``, run in the Manager's thread, gives something; None on time-out.
+        Raises as :meth:`call`."""
         future: Future[T | None] = Future()
         deadline = time.monotonic_ns() + ns(timeout_s)
         self.call(lambda: self._waiters.add(Waiter(test, deadline, future)))
-        return future.result(timeout_s + _CALL_S)
+        return result_of(future, timeout_s + _CALL_S)
 
     def wait_update(self, update_id: int, timeout_s: float) -> Update | None:
         """The update once it is final; None when it is still under way at the time-out."""
@@ -192,7 +190,7 @@ class Manager:
         """Ping the workers with these names (None = all, with the Dispatcher) and collect the
         answers; a process that does not answer in time has ``ok`` false."""
         answers = self.call(lambda: self._health.ask(names))
-        return answers.result(self.settings.timing.ping + _CALL_S).to_dict()
+        return result_of(answers, self.settings.timing.ping + _CALL_S).to_dict()
 
     def shutdown(self) -> None:
         """Begin to stop all processes, without waiting for it. The update under way fails, so that

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from blockflow.core.errors import SystemError_
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +50,12 @@ class Waiters:
         for waiter in self._all:
             waiter.future.set_result(None)
         self._all = []
+
+
+def result_of(future: Future[T], timeout_s: float) -> T:
+    """What the Manager's thread has made of it. Raises what that has raised, or SystemError_:
+    TIMEOUT."""
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as e:
+        raise SystemError_("TIMEOUT", "the control plane is busy", hint="try again") from e

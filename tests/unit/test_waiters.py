@@ -5,7 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from blockflow.control.waiters import Waiter, Waiters
+import pytest
+
+from blockflow.control.waiters import Waiter, Waiters, result_of
+from blockflow.core.errors import SystemError_
 
 
 def test_who_waits_is_told_once_and_no_later_than_asked() -> None:
@@ -24,3 +27,9 @@ def test_who_waits_is_told_once_and_no_later_than_asked() -> None:
     waiters.dismiss()
     assert futures["c"].result(0) is None
     waiters.check(40)  # nobody is told twice, which would raise
+
+
+def test_a_thread_that_is_busy_is_a_typed_error() -> None:
+    with pytest.raises(SystemError_, match="TIMEOUT: the control plane is busy") as refused:
+        result_of(Future[int](), 0)
+    assert refused.value.retryable
