@@ -240,28 +240,6 @@ def remove_unpinned(folder: int) -> None:
                     os.unlink(entry, dir_fd=folder)
 
 
-@contextmanager
-def made_folder(path: Path) -> Iterator[None]:
-    """A block's folder, which is made unless it is there, and removed again if that was for
-    nothing: what is done in it fails.
-
-    Raises:
-        RepositoryError: REPOSITORY_UNUSABLE: it cannot be made, or is a link, through which
-            nothing is read either.
-    """
-    refuse_link(path)
-    there = path.is_dir()
-    with written(path):
-        path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if not there:
-            with suppress(OSError):  # somebody else has begun to use it
-                path.rmdir()
-        raise
-
-
 def refuse_link(path: Path) -> None:
     """Raises RepositoryError: REPOSITORY_UNUSABLE where a block's folder is a link."""
     if path.is_symlink():

@@ -29,7 +29,6 @@ from blockflow.repository.folder import (
     having,
     kept_file,
     kept_versions,
-    made_folder,
     place,
     put_manifest,
     read_manifest,
@@ -39,6 +38,7 @@ from blockflow.repository.folder import (
     unopened,
     written,
 )
+from blockflow.repository.founding import founded
 from blockflow.repository.journal import journalled, recover
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
@@ -163,8 +163,7 @@ class BlockRepository:
         with ExitStack() as stack:
             folders: dict[str, int] = {}
             for name in sorted(m.name for m, _ in blocks):  # lest two writers wait for each other
-                stack.enter_context(made_folder(self.root / name))
-                folders[name] = stack.enter_context(self._locked(name))
+                folders[name] = stack.enter_context(founded(self.root / name, self._locked))
             for manifest, _ in () if replace_stored else blocks:
                 self.refuse_stored([manifest.name], manifest.version)
             made: list[Pending] = []
