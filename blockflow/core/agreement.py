@@ -9,12 +9,15 @@ from blockflow.core.errors import Problem
 from blockflow.core.specs import BlockSpec
 
 
-def group_problems(blocks: Mapping[str, BlockSpec], index: Mapping[Any, int]) -> list[Problem]:
+def group_problems(
+    blocks: Mapping[str, BlockSpec], index: Mapping[Any, int], mode: str
+) -> list[Problem]:
     """Where the blocks of one worker differ in what a process has once.
 
     Args:
         blocks: by name.
         index: where each stands in the update, for the JSON paths.
+        mode: of those that name none.
     """
     problems: list[Problem] = []
     groups: dict[str, list[BlockSpec]] = {}
@@ -25,7 +28,7 @@ def group_problems(blocks: Mapping[str, BlockSpec], index: Mapping[Any, int]) ->
         problems += _lane_problems(first, len(members), f"$.blocks[{index[first.name]}].lanes")
         for spec in members[1:]:
             for key in ("device", "replicas", "threads", "lanes", "cores", "mode"):
-                if getattr(spec, key) != getattr(first, key):
+                if _meant(spec, key, mode) != _meant(first, key, mode):
                     problems.append(
                         Problem(
                             f"$.blocks[{index[spec.name]}].{key}",
@@ -34,6 +37,16 @@ def group_problems(blocks: Mapping[str, BlockSpec], index: Mapping[Any, int]) ->
                         )
                     )
     return problems
+
+
+def _meant(spec: BlockSpec, key: str, mode: str) -> Any:
+    """What a field says, however it is written."""
+    match key:
+        case "mode":
+            return spec.mode or mode
+        case "cores":
+            return None if spec.cores is None else set(spec.cores)
+    return getattr(spec, key)
 
 
 def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:

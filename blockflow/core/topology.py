@@ -213,7 +213,7 @@ def draft_topology(
         room = _room_problems(blocks, tasks, index, infos, frame.limits.max_rows)
     short = {t for t, entry in frame.tasks.items() if isinstance(entry, list)}
     ways = path_problems(tasks, short, index, infos)
-    shared = group_problems(blocks, index)
+    shared = group_problems(blocks, index, frame.mode)
     wrong_at = {_entry_of(p.path) for p in (*problems, *ways, *shared)}
     lone = {n: s for n, s in blocks.items() if f"$.blocks[{index[n]}]" not in wrong_at}
     apart = {s.worker or n for n, s in blocks.items() if n not in lone}

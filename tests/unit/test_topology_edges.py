@@ -77,3 +77,14 @@ def test_blocks_of_one_worker_agree_in_what_a_process_has_once(key: str, value: 
     first, second = {"name": "a", "worker": "w"}, {"name": "b", "worker": "w"}
     assert found([{**first, key: value}, {**second, key: value}], {}) == []
     assert found([first, {**second, key: value}], {}) == [f"$.blocks[1].{key}"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"mode": "tensormq"}, {}), ({"cores": [0, 1]}, {"cores": [1, 0]})]
+)
+def test_blocks_of_one_worker_agree_however_it_is_written(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    blocks = [{"name": "a", "worker": "w", **one}, {"name": "b", "worker": "w", **other}]
+    assert found(blocks, {}) == []
+    assert found([blocks[1], blocks[0]], {}) == []
