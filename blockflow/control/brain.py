@@ -29,6 +29,7 @@ from blockflow.control.events import (
 )
 from blockflow.control.fleet import Numbers, Place, Role
 from blockflow.control.heartbeat import Hang
+from blockflow.control.orders import check_orders
 from blockflow.control.realm import Realm
 from blockflow.control.routes import check_size
 from blockflow.control.runner import UpdateRunner
@@ -81,6 +82,7 @@ class Brain:
         check_epoch(if_epoch, self.realm.epoch)
         plan = self.realm.plan(topology)
         check_size(topology)
+        check_orders((s.spec for s in plan.start), self.crew.place, self.realm.settings)
         changed = not self.realm.unchanged(topology, plan)
         now = self.realm.epoch
         epoch = self._numbers.epoch_after(now) if changed else now
@@ -106,6 +108,7 @@ class Brain:
         realm = self.realm
         plan = realm.plan(topology)
         check_size(topology)
+        check_orders((s.spec for s in plan.start), self.crew.place, realm.settings)
         if realm.unchanged(topology, plan):
             update = self.runner.begin(kind, realm.epoch, now_ns)
             update.plan = realm.told(topology, plan)

@@ -6,7 +6,7 @@ The Controller makes it, a Launcher carries it (as plain JSON values), the new p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from blockflow.core.engines import loaders
@@ -104,7 +104,7 @@ class WorkerLaunch:
         return {x for s in self.stages for x in loaders(s.block, s.engine, self.device)}
 
     def to_dict(self) -> dict[str, Any]:
-        d = asdict(self)
+        d: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         d["stages"] = [s.to_dict() for s in self.stages]
         d["cores"], d["modules"] = list(self.cores), list(self.modules)
         return d
