@@ -18,6 +18,9 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
 DEFAULT_CLIENT_PORT = 5755
 
+_TOLD = {"repository", "state_dir", "run_root", "keys"}
+"""Paths that processes and REST's callers are told."""
+
 
 def default_state_dir() -> Path:
     """``$XDG_STATE_HOME/blockflow``, by default ``~/.local/state/blockflow``.
@@ -152,11 +155,13 @@ class ControlSettings:
 
         Raises:
             FileNotFoundError: one is relative, and the working directory is gone.
-            RequestError: INVALID_REQUEST: one is not UTF-8, which messages and answers are.
+            RequestError: INVALID_REQUEST: one of those that others are told is not UTF-8, which
+                messages and answers are.
         """
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         paths: dict[str, Any] = {n: lasting(p) for n, p in known.items() if isinstance(p, Path)}
-        for name, path in paths.items():
+        for name in _TOLD & paths.keys():
+            path = paths[name]
             if has_half(str(path)):
                 raise RequestError(
                     "INVALID_REQUEST",

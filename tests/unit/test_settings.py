@@ -97,6 +97,7 @@ def test_hosts_lose_their_brackets_and_get_them_back() -> None:
         ("repository", "--repository"),
         ("state_dir", "--state-dir"),
         ("run_root", "BLOCKFLOW_RUN_ROOT"),
+        ("keys", "--keys"),
     ],
 )
 def test_a_folder_whose_name_is_no_text_is_refused(name: str, where: str) -> None:
