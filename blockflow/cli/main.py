@@ -21,7 +21,12 @@ from blockflow.bench.interrupts import interruptible
 from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
-from blockflow.cli.streams import complain, open_missing, silence_stdout
+from blockflow.cli.streams import (
+    complain,
+    escape_what_cannot_be_written,
+    open_missing,
+    silence_stdout,
+)
 from blockflow.core.errors import BlockFlowError, make_error
 
 DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
@@ -101,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors go to stderr as text; with ``--json`` also to stdout as ``{"error": {...}}``.
     """
     open_missing()
+    escape_what_cannot_be_written()
     args = list(sys.argv[1:] if argv is None else argv)
     level = "DEBUG" if os.environ.get(DEBUG_VARIABLE) else "WARNING"
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -16,6 +16,7 @@ from blockflow.cli.complete import complete_block, complete_task
 from blockflow.cli.exits import exit_code
 from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.text import has_half
 
 UPDATE_S = 600.0
 """Time-out of a call that waits for an update, or for an operation on a block: large models need
@@ -151,8 +152,13 @@ def users_output() -> Iterator[None]:
 
 
 def print_json(document: Any) -> None:
-    """The one document of a ``--json`` command."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    """The one document of a ``--json`` command: UTF-8, or ASCII where the output is of another
+    encoding, or where a name in it is not UTF-8."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    encoding = (sys.stdout.encoding or "utf-8").lower()
+    if has_half(text) or encoding not in ("utf-8", "utf8"):
+        text = json.dumps(document, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def close_json(document: dict[str, Any], error: BlockFlowError | None) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 
 from blockflow.core.text import visible
 
@@ -25,6 +26,13 @@ def open_missing() -> None:
         if getattr(sys, name) is None:
             stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+
+
+def escape_what_cannot_be_written() -> None:
+    """Let an output whose encoding lacks a character (a locale without UTF-8) show that as Python
+    writes it, as the standard error does, and not end the command."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def silence_stdout() -> None:
