@@ -170,7 +170,7 @@ def sweep_stale(root: Path | None = None) -> list[Path]:
         if not _is_private(root.lstat()):
             return []
         entries = list(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there is none, or it is closed to us, which whoever makes it is told
         return []
     for path in entries:
         # Several may sweep at once (systems that start together), and each system's end takes its

@@ -125,6 +125,19 @@ def test_two_systems_of_one_user_live_side_by_side(root: Path) -> None:
         assert two.path.is_dir()
 
 
+def test_a_root_that_cannot_even_be_looked_at_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for call in ("lstat", "mkdir"):
+        monkeypatch.setattr(Path, call, closed)
+    assert sweep_stale(root) == []
+    with pytest.raises(RequestError, match="INVALID_REQUEST: cannot make a run directory"):
+        RunDir.create(root)
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 def test_a_root_that_others_may_change_is_not_swept(root: Path, mode: int) -> None:
     """They could put a link in its place meanwhile, to a folder whose lock file is another one."""
