@@ -51,6 +51,18 @@ def unopened(error: OSError, path: Path) -> SystemError_ | None:
     return no_room(error, f"cannot be opened: {error.strerror}", str(path))
 
 
+def closed(error: OSError, path: Path) -> RepositoryError | None:
+    """UNKNOWN_BLOCK where this user may not open a block's folder; else None."""
+    if not isinstance(error, PermissionError):
+        return None
+    return RepositoryError(
+        "UNKNOWN_BLOCK",
+        f"no block {path.name!r}: its folder cannot be opened: {error.strerror}",
+        where=str(path),
+        hint="let this user read the repository's folders and files",
+    )
+
+
 def block_names(root: Path) -> list[str]:
     """Names of the blocks below ``root``, sorted; none where it is not there, or closed to us.
 
@@ -242,7 +254,11 @@ def remove_unpinned(folder: int) -> None:
 
 def refuse_link(path: Path) -> None:
     """Raises RepositoryError: REPOSITORY_UNUSABLE where a block's folder is a link."""
-    if path.is_symlink():
+    try:
+        linked = path.is_symlink()
+    except OSError:  # it cannot be looked at, which its use will tell
+        return
+    if linked:
         raise RepositoryError(
             "REPOSITORY_UNUSABLE",
             "the block's folder is a link",

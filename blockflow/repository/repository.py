@@ -25,6 +25,7 @@ from blockflow.repository.folder import (
     READ,
     Pending,
     block_names,
+    closed,
     digest_of,
     having,
     kept_file,
@@ -273,8 +274,8 @@ class BlockRepository:
         try:
             folder = os.open(name, OPEN_FOLDER, dir_fd=root)
         except OSError as e:
-            refuse_link(self.root / name)
-            raise unopened(e, self.root / name) or self._unknown(name) from None
+            refuse_link(path := self.root / name)
+            raise unopened(e, path) or closed(e, path) or self._unknown(name) from None
         finally:
             os.close(root)
         try:

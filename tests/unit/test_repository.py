@@ -168,6 +168,23 @@ def test_any_name_gives_a_typed_error(name: str) -> None:
     assert e.value.code == "UNKNOWN_BLOCK"
 
 
+def test_a_folder_that_is_closed_to_this_user_is_told(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refused(path: Any, *args: Any, **more: Any) -> int:
+        if path in ("echo1", repo.root / "echo1"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(Path, "is_symlink", refused)  # nor may its repository be looked into
+    with pytest.raises(RepositoryError, match=r"UNKNOWN_BLOCK: .*Permission denied") as e:
+        repo.manifest("echo1")
+    assert "let this user read" in e.value.hint
+
+
 def test_an_unknown_name_lists_near_ones(repo: BlockRepository) -> None:
     error = failure("UNKNOWN_BLOCK", repo, "echo2")
     assert error.details["near"] == ["echo1"]
