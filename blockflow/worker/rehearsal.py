@@ -12,6 +12,7 @@ data or not at all: never by ``torch.export.load``, and nothing that is large.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
@@ -19,7 +20,7 @@ from zipfile import BadZipFile
 from torch import nn
 
 from blockflow.core.engines import TORCH_EXPORT
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.launchspec import StageSpec, WorkerLaunch
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import EngineOptions
@@ -80,8 +81,13 @@ class _DataEngine(ExportedEngine):
 
 def _exported(repository: BlockRepository) -> list[tuple[int, BlockInfo]]:
     """Exported blocks with the sizes that their manifests say."""
-    manifests = map(repository.manifest, repository.names()[:_LOOK_AT])
-    return [(m.size, m.to_info()) for m in manifests if m.format == FORMAT]
+    found: list[tuple[int, BlockInfo]] = []
+    for name in repository.names()[:_LOOK_AT]:
+        with suppress(RepositoryError):  # one that nobody can read is no reason to skip the others
+            manifest = repository.manifest(name)
+            if manifest.format == FORMAT:
+                found.append((manifest.size, manifest.to_info()))
+    return found
 
 
 def _is_data(repository: BlockRepository, block: BlockInfo) -> bool | None:

@@ -35,6 +35,16 @@ def test_nothing_to_rehearse_but_the_fingerprint(tmp_path: Path) -> None:
     rehearsal.rehearse({"repository": str(tmp_path)})
 
 
+def test_a_block_that_cannot_be_read_is_left_to_its_worker(tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    for name in ("broken", "sound"):
+        save_echo(repository, name, TensorSpec("float32", ("rows", 2)))
+    manifest = tmp_path / "sound" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"echo"', f'"{rehearsal.FORMAT}"', 1))
+    (tmp_path / "broken" / "manifest.json").write_text("{}")
+    assert [block.name for _, block in rehearsal._exported(repository)] == ["sound"]
+
+
 class Elsewhere(nn.Module):
     """Its program is not read as data: the operator is none of aten's."""
 
