@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(exc.code)  # as Python does: the user's own code may end so
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("blockflow: interrupted\n")
+        complain("interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has what it wanted.
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in _NO_ROOM and exc.filename is None:
             # Of files that commands write, errors of BlockFlow tell: this is the standard output.
-            sys.stderr.write(f"blockflow: the output cannot be written: {exc.strerror}\n")
+            complain(f"the output cannot be written: {exc.strerror}")
             silence_stdout()
             return ExitCode.FAILED
         # SystemError: from nowhere, Python 3.13.0 cannot load an extension module

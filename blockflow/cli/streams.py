@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
+from typing import TextIO
 
 from blockflow.core.text import visible
 
@@ -37,12 +38,23 @@ def escape_what_cannot_be_written() -> None:
 
 def silence_stdout() -> None:
     """Nothing more can be written; not at exit either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def complain(what: object) -> None:
-    """A line for a person on the standard error; it may quote anything."""
-    sys.stderr.write(f"blockflow: {visible(str(what))}\n")
+    """A line for a person on the standard error; it may quote anything. Where that takes nothing (a
+    full disk) there is nobody left to tell, and what follows is told to nowhere, too: neither the
+    command nor its exit status is another one for it."""
+    try:
+        sys.stderr.write(f"blockflow: {visible(str(what))}\n")
+        sys.stderr.flush()
+    except OSError:
+        with suppress(OSError):
+            _silence(sys.stderr)
 
 
 def say(text: str, lost: Callable[[OSError], None]) -> None:

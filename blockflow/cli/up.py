@@ -6,9 +6,8 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,9 +141,9 @@ def up(
     ).lasting()
     settle()
     if not os.path.isdir(settings.repository):  # or it cannot be looked at
-        sys.stderr.write(
-            f"blockflow: there is no folder {str(settings.repository)!r} yet: export blocks into "
-            "it, or give another one by --repository\n"
+        complain(
+            f"there is no folder {str(settings.repository)!r} yet: export blocks into it, or give "
+            "another one by --repository"
         )
     ward = Guardian(settings.run_root).run()
     if isinstance(ward, int):  # this is the guardian, and everything has ended
@@ -189,7 +188,6 @@ def _ending_at_once(ward: Ward) -> Iterator[None]:
         if not ward.adopt:
             raise
         complain(e if isinstance(e, BlockFlowError) else repr(e))
-        sys.stderr.flush()
         os._exit(ExitCode.FAILED)
 
 
@@ -211,10 +209,7 @@ def _say(line: str) -> None:
 
 def _lost(error: OSError) -> None:
     """Who reads the announcement may go when he has read it; the system is not for him alone."""
-    with suppress(OSError):  # a terminal that was closed
-        sys.stderr.write(
-            f"blockflow: the output cannot be written ({error.strerror}); the system serves on\n"
-        )
+    complain(f"the output cannot be written ({error.strerror}); the system serves on")
 
 
 def _read(path: str) -> Any:

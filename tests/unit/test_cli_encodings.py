@@ -39,3 +39,13 @@ def test_a_document_of_plain_text_is_for_people_as_well(monkeypatch: pytest.Monk
     written = output(monkeypatch, "utf-8")
     print_json({"name": "caf\u00e9"})
     assert "caf\u00e9" in written.getvalue().decode()
+
+
+def test_an_error_output_that_is_full_changes_no_exit_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert main(["apply", "/nowhere.json"]) == 2
+        assert main(["apply", "/nowhere.json"]) == 2
+        full.write("what is told later")
