@@ -18,7 +18,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_REST_PORT = 5780
 DEFAULT_CLIENT_PORT = 5755
 
-_TOLD = {"repository", "state_dir", "run_root", "keys"}
+_TOLD = ("repository", "state_dir", "run_root", "keys")
 """Paths that processes and REST's callers are told."""
 
 
@@ -160,12 +160,11 @@ class ControlSettings:
         """
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         paths: dict[str, Any] = {n: lasting(p) for n, p in known.items() if isinstance(p, Path)}
-        for name in _TOLD & paths.keys():
-            path = paths[name]
-            if has_half(str(path)):
+        for name in _TOLD:
+            if has_half(path := str(paths.get(name, ""))):
                 raise RequestError(
                     "INVALID_REQUEST",
-                    f"the path {str(path)!r} is not UTF-8",
+                    f"the path {path!r} is not UTF-8",
                     where=ROOT_ENV if name == "run_root" else f"--{name.replace('_', '-')}",
                     hint="rename the folder, or name it by a link in a folder whose name is; if "
                     "it is, set PYTHONUTF8=1 or a locale of UTF-8",
