@@ -126,6 +126,9 @@ class DvabatchPolicy(QueueingPolicy):
                 self._landed(convoy)
         if len(self._room) and self._load:
             self._stretch(now, busy)
+        overtaking = self._overtaking(busy)
+        if overtaking and isinstance(run := self._new(now, overtaking), Run):
+            return run
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         seen: set[Part] = set()
         for row in self._table:
@@ -136,7 +139,8 @@ class DvabatchPolicy(QueueingPolicy):
             for part in row.parts:
                 if part.waiting:
                     taken.update(self._before_others(part))
-        return self._new(now, taken) if len(self._room) else None
+        groups = [g for g in self._room.groups if g[0] not in taken]
+        return self._new(now, groups) if groups else None
 
     def _advance(self, part: Part, now: int, taken: Collection[int], seen: set[Part]) -> Run | None:
         """The next run of ``part``, or of one that it waits for.
@@ -326,11 +330,9 @@ class DvabatchPolicy(QueueingPolicy):
         behind.pair = pair
         self._convoys.join(behind, joining)
 
-    def _new(self, now: int, taken: Collection[int]) -> Decision:
-        """A new batch, if its first executor can run it at once."""
-        due, soonest = self._due(now)
-        if taken:
-            due = [g for g in due if g[0] not in taken]
+    def _new(self, now: int, groups: Collection[Group]) -> Decision:
+        """A new batch of one of ``groups``, if its first executor can run it at once."""
+        due, soonest = self._due(now, groups)
         active = self._active_rows() if self._input else 0
         if active >= self._bs_max:
             return None
@@ -363,13 +365,13 @@ class DvabatchPolicy(QueueingPolicy):
         self._convoys.join(part, queries)
         return self._go(part, pair, queries, now)
 
-    def _due(self, now: int) -> tuple[list[Group], int | None]:
-        """Groups whose window is over, and when the next one's will be."""
+    def _due(self, now: int, groups: Collection[Group]) -> tuple[Collection[Group], int | None]:
+        """Those of ``groups`` whose window is over, and when the next one's will be."""
         if not self._window:
-            return list(self._room.groups), None
+            return groups, None
         due: list[Group] = []
         soonest: int | None = None
-        for group in self._room.groups:
+        for group in groups:
             route = self._route(self._room.most_urgent(group))
             if self._room.inner(group) or self._room.full(group, self._limit(route)):
                 due.append(group)

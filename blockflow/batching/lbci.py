@@ -145,6 +145,9 @@ class LbciPolicy(QueueingPolicy):
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
+        overtaking = self._overtaking(busy)
+        if overtaking:
+            return self._begin(now, overtaking)
         over = False
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for batch in self._batches:
@@ -157,7 +160,8 @@ class LbciPolicy(QueueingPolicy):
                     taken.update([q.stage for q in convoy.waiting.values()])
         if over:
             self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
-        return self._begin(now, taken) if len(self._room) else None
+        groups = [g for g in self._room.groups if g[0] not in taken]
+        return self._begin(now, groups) if groups else None
 
     # --- a batch under way -----------------------------------------------------------------------
 
@@ -249,8 +253,7 @@ class LbciPolicy(QueueingPolicy):
 
     # --- a new batch -----------------------------------------------------------------------------
 
-    def _begin(self, now: int, taken: Collection[int]) -> Run | None:
-        groups = [g for g in self._room.groups if g[0] not in taken] if taken else None
+    def _begin(self, now: int, groups: Iterable[Group]) -> Run | None:
         group = self._room.first(groups)
         if group is None:
             return None

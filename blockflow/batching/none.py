@@ -21,7 +21,8 @@ class NonePolicy(Policy):
     Who has come from outside waits in a :class:`WaitingRoom` for its turn. Who has done a stage of
     this worker goes before them, the oldest first, so that what is under way leaves before
     newcomers start: its task has had its turn. A stage that is busy keeps only its own queries
-    waiting.
+    waiting. With several lanes somebody may always be on his way to a stage: who begins there has
+    his turn among them.
     """
 
     NAME: ClassVar[str] = "none"
@@ -84,9 +85,21 @@ class NonePolicy(Policy):
                 oldest, chosen = order[0], stage
         if oldest is None:
             return None
+        if self.lanes > 1 and (before := self._beginning(chosen, self._under_way[oldest[1]])):
+            return before
         _, key = heapq.heappop(self._order[chosen])
         del self._under_way[key]
         return Run(chosen, (key,))
+
+    def _beginning(self, stage: int, other: Query) -> Run | None:
+        """The newcomer at ``stage`` whose turn is before that of ``other``, who is under way."""
+        lone, group = self._lone, (stage, ())
+        if lone is not None and lone.stage == stage:
+            self._room.add(lone)
+            self._lone = None
+        if group in self._room.groups and self._room.goes_before(group, other):
+            return self._serve(group)
+        return None
 
     def _begin(self, busy: Collection[int]) -> Run | None:
         """The newcomer whose turn it is."""
@@ -97,10 +110,11 @@ class NonePolicy(Policy):
             self._lone = None
             return Run(lone.stage, (lone.key,))
         group = room.first([g for g in room.groups if g[0] not in busy])
-        if group is None:
-            return None
-        alone = room.pick(group, 1)
-        room.serve(group, alone)
+        return None if group is None else self._serve(group)
+
+    def _serve(self, group: Group) -> Run:
+        alone = self._room.pick(group, 1)
+        self._room.serve(group, alone)
         return Run(group[0], (alone[0].key,))
 
     def _waits_at(self, stage: int, key: int) -> bool:

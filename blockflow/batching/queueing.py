@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -69,6 +69,7 @@ class QueueingPolicy(Policy):
         self._known_routes: dict[tuple[int, Route], Route] = {}
         self._room = WaitingRoom(self.shares, self._group_of, self.costs_of_rows)
         self._convoys = Convoys()
+        self._met: set[int] = set()  # stages that convoys have come to
         self._arrivals = Arrivals()
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
 
@@ -130,7 +131,9 @@ class QueueingPolicy(Policy):
         if query.first or query.origin == ELSEWHERE:  # a newcomer here, if not in the worker
             # Not ``now``: what waits when the policy changes arrives here all at once.
             self._arrivals.add(query.rows, query.ready_ns)
-        if not self._convoys.arrive(query):
+        if self._convoys.arrive(query):
+            self._met.add(query.stage)
+        else:
             self._room.add(query)
 
     def drop(self, key: int, now: int) -> None:
@@ -144,6 +147,23 @@ class QueueingPolicy(Policy):
         return sorted(chain(self._room, self._convoys), key=lambda q: (q.arrival_ns, q.key))
 
     # --- for the policies ------------------------------------------------------------------------
+
+    def _overtaking(self, busy: Collection[int]) -> list[Group]:
+        """Groups at free stages whose turn comes before that of the oldest who is under way and
+        waits there, too. In one lane who is under way goes to his end. With several somebody may
+        always be on his way to a stage, and who begins there would wait for ever."""
+        if self.lanes == 1 or self._met.isdisjoint(g[0] for g in self._room.groups):
+            return []
+        there: dict[int, Query] = {}
+        for query in self._convoys:
+            there.setdefault(query.stage, query)
+        return [
+            group
+            for group in self._room.groups
+            if group[0] in there
+            and group[0] not in busy
+            and self._room.goes_before(group, there[group[0]])
+        ]
 
     def _group_of(self, query: Query) -> Group:
         """Stage and shape; of lengths in one class the shape with the class's bound."""

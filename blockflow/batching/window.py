@@ -6,7 +6,7 @@ The usual batching of serving systems: at most so many rows, at most so much del
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
@@ -50,7 +50,8 @@ class WindowPolicy(QueueingPolicy):
     Between the stages of a worker nothing is delayed: what has left one stage runs through the next
     with whatever else is under way and waits there already, and what is under way goes before what
     is not. In one lane a batch therefore goes to its end before the next one starts. With several,
-    where the ways of two batches part into the same stages, the parts run together.
+    where the ways of two batches part into the same stages, the parts run together; and who begins
+    at a stage has his turn among those who come to it.
     """
 
     NAME: ClassVar[str] = "window"
@@ -86,11 +87,15 @@ class WindowPolicy(QueueingPolicy):
         # The oldest batch first; of its parts, the one that has just run.
         under_way.sort(key=lambda c: c.number)
         self._under_way = under_way
+        overtaking = self._overtaking(busy)
+        if overtaking and isinstance(run := self._begin(now, overtaking), Run):
+            return run
         for batch in under_way:
             run = self._go(batch, now, busy)
             if run is not None:
                 return run
-        return self._begin(now, busy) if len(self._room) else None
+        groups = [g for g in self._room.groups if g[0] not in busy]
+        return self._begin(now, groups) if groups else None
 
     def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:
         """Run what waits at the first free stage of a batch under way, and with it what waits there
@@ -139,13 +144,11 @@ class WindowPolicy(QueueingPolicy):
         admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
         return self._room.with_company(mine, others, self._max_rows[group[0]], admit)
 
-    def _begin(self, now: int, busy: Collection[int]) -> Decision:
+    def _begin(self, now: int, groups: Iterable[Group]) -> Decision:
         room = self._room
         due: list[Group] = []
         soonest: int | None = None
-        for group in room.groups:
-            if group[0] in busy:
-                continue
+        for group in groups:
             at_ns = self._start_of(group)
             if at_ns <= now:
                 due.append(group)

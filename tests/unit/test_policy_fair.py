@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from policy_rig import MS, facts_for, query
+from policy_rig import MS, TinyWorker, Walk, facts_for, query
 from scheduler_rig import ticket
 
 from blockflow.batching.policy import Run
@@ -158,3 +158,25 @@ def test_a_policy_that_was_away_has_saved_nothing_up() -> None:
     for key in range(41, 61):
         scheduler.arrive(ticket(key, [[2]]), now)
     assert sum(run() for _ in range(20)) == 30  # ten of each, and not twenty of the second
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+@pytest.mark.parametrize("spec", [*ALONE, {"policy": "lbci", "t_opt_ms": 100, "n_max": 1}])
+def test_with_several_lanes_who_begins_at_a_later_block_has_his_turn(
+    spec: dict[str, Any], priority: int
+) -> None:
+    """Somebody is always under way and waits there."""
+    shares = [TaskShare(), TaskShare(priority=priority)]
+    worker = TinyWorker(create_policy(spec, [1, 2], facts_for([1, 2]), shares), {}, lanes=2)
+    for key in range(30):
+        worker.enter(key, Walk((1, 2)), 1, 4, 0, 10_000 * MS, 0)
+    for now in range(MS, 9 * MS, MS):
+        if now == 3 * MS:
+            worker.enter(99, Walk((2,)), 1, 4, 1, 10_000 * MS, now)
+        while isinstance(worker.decide(now), Run):
+            pass
+        while worker.running:
+            worker.finish(0, now, fail=False)
+    assert 99 in worker.left
+    worker.run_out(9 * MS)
+    assert worker.left == {*range(30), 99}
