@@ -193,20 +193,16 @@ class QueueingPolicy(Policy):
 
     def _fitting(self, queries: list[Query]) -> list[Query]:
         """Of queries that wait at one stage, as many of the first one's group as the stage is laid
-        out for. (Who goes different ways after a shared stage may find narrower ones.)"""
+        out for. (Who goes different ways after a shared stage may find narrower ones; and branches
+        of one request that meet again count for its task as two.)"""
         first = queries[0]
         limit = self._max_rows[first.stage]
         rows = sum([q.rows for q in queries])
-        if rows <= limit and len({q.shape for q in queries}) == 1:
+        if rows <= limit and len({q.shape for q in queries}) == 1 and not self._room.capped:
             return queries
         group = self._group_of(first)
-        chosen = [first]
-        rows = first.rows
-        for query in queries[1:]:
-            if self._group_of(query) == group and rows + query.rows <= limit:
-                chosen.append(query)
-                rows += query.rows
-        return chosen
+        others = [q for q in queries[1:] if self._group_of(q) == group]
+        return self._room.with_company([first], others, limit)
 
     def _route(self, query: Query) -> Route:
         """The stage of ``query`` and those of this policy that it has still to run."""

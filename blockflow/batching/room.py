@@ -52,6 +52,9 @@ class WaitingRoom:
         shares: of the tasks.
         group_of: which group a query belongs to.
         costs: what a row of a query counts for; None: one.
+
+    Attributes:
+        capped: some task has a limit of rows in a batch.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class WaitingRoom:
         self._group_of = group_of
         self._rank = [-share.priority for share in self._shares]
         self._weight = [share.weight for share in self._shares]
-        self._capped = any(share.max_batch_rows for share in self._shares)
+        self.capped = any(share.max_batch_rows for share in self._shares)
         self._groups: dict[Group, _Waiting] = {}
         self._queries: dict[int, Query] = {}
         self._virtual = [0.0] * len(self._shares)
@@ -94,7 +97,7 @@ class WaitingRoom:
         that has come to the stage so far has as many as it may have in a batch."""
         if self.rows(group) >= limit:
             return True
-        if not self._capped:
+        if not self.capped:
             return False
         lanes = self._groups[group].lanes
         return all(self._at_cap(task, lanes.get(task, ())) for task in self._seen[group[0]])
@@ -143,7 +146,7 @@ class WaitingRoom:
         waiting.rows += query.rows
         waiting.inner += not query.first
         self._queries[query.key] = query
-        if self._capped:
+        if self.capped:
             self._seen.setdefault(group[0], set()).add(task)
         if self._backlog[task] == 0:
             reached = self._reached.get(self._shares[task].priority, 0.0)
@@ -212,7 +215,7 @@ class WaitingRoom:
             return []
         rows = sum([q.rows for q in aboard])
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
-        used = self._used(aboard) if self._capped else None
+        used = self._used(aboard) if self.capped else None
         order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []

@@ -11,7 +11,9 @@ from policy_rig import MS, TIMES, TinyWorker, Walk, profile
 from blockflow.batching.costs import FittedCosts
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.lbci import n_opt
+from blockflow.batching.policy import Query, Run
 from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
 
 WALK = Walk((1, 2))
 LATE = 10**12
@@ -53,3 +55,29 @@ def test_who_joins_stays_within_the_strict_bound() -> None:
         w.enter(key, WALK, 1, 4, 0, LATE, 10 * MS)
     w.run_out(10 * MS)
     assert ran(w)[:3] == [(1, 1), (1, most - 1), (2, most)]
+
+
+@BY_NAME
+def test_two_branches_of_a_request_that_meet_again_keep_to_their_tasks_limit(
+    spec: Mapping[str, Any],
+) -> None:
+    facts = {n: StageFacts(f"b{n}", 8, 1, profile(TIMES)) for n in (1, 2, 3)}
+    policy = create_policy(spec, (1, 2, 3), facts, [TaskShare(max_batch_rows=1)])
+    whole = Query(1, 1, 1, 0, 0, LATE, ahead=(2, 3))
+    policy.arrive(whole, 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), MS)
+    by_two = whole._replace(stage=2, ready_ns=MS, first=False, ahead=(3,))
+    policy.arrive(by_two, MS)
+    policy.arrive(by_two._replace(key=2, stage=3, ahead=(), origin=1), MS)
+    waiting: dict[int, Query | None] = {1: by_two, 2: None}
+    now = MS
+    while waiting:
+        run = policy.decide(now)
+        assert isinstance(run, Run) and len(run.keys) == 1
+        now += MS
+        query = waiting.pop(run.keys[0])
+        policy.done(run.stage, run.keys, now)
+        if query is not None:
+            policy.arrive(query._replace(stage=3, ready_ns=now, ahead=()), now)
+            waiting[1] = None
