@@ -84,6 +84,20 @@ def test_capacity_is_that_of_the_lanes_the_busiest_block_or_the_cores(
     assert len(done.requests) / 8.0 == pytest.approx(able, rel=0.02)
 
 
+@pytest.mark.parametrize(("path", "able"), [(("a", "b"), 80.0), (("a",), 100.0), (("c",), 100.0)])
+def test_capacity_counts_a_block_of_one_task_in_one_lane_and_a_trunk_in_all(
+    path: tuple[str, ...], able: float
+) -> None:
+    """Block b is of the trunk where all run it. It takes 20 ms."""
+    blocks = [("a", 5.0), ("b", 20.0), ("c", 1.0)]
+    stages = tuple(StageModel(n, replace(steady(n, ms), engine="exported")) for n, ms in blocks)
+    tasks = (TaskModel("whole", ("a", "b")), TaskModel("other", path))
+    model = SystemModel((WorkerModel("w", stages, lanes=2),), tasks, cores=2)
+    assert capacity(model, ONE, None) == pytest.approx(able)
+    done = run(model, Closed(16), seconds=4.0)
+    assert len(done.requests) / 4.0 == pytest.approx(able, rel=0.05)
+
+
 @pytest.mark.parametrize(("noisy", "able", "s"), [(True, 81.6, 30.0), (False, 100.0, 5.0)])
 def test_capacity_counts_forwards_with_their_means(noisy: bool, able: float, s: float) -> None:
     """Of a lognormal whose deviation is half of its mean, the mean is 1.225 medians."""

@@ -165,8 +165,8 @@ def capacity(
 
     The smaller of what its busiest worker and what its cores can do. A forward counts with its
     mean, which is its median where none is ``noisy``. A worker of several lanes is as busy as its
-    busiest stage at least, unless that runs in all of them at once. What is between two forwards
-    (``turn_ms``) keeps a worker, and no core.
+    busiest stage at least, unless that runs in all of them at once, as its trunk may. What is
+    between two forwards (``turn_ms``) keeps a worker, and no core.
 
     Args:
         rows, lengths: what queries are like.
@@ -180,6 +180,7 @@ def capacity(
     by_block: dict[str, float] = {}
     traffic = sum(t.traffic for t in system.tasks)
     hosts = system.stages()
+    trunks = _trunks(system)
     for task in system.tasks:
         sizes = (queries or {}).get(task.name, alike)
         for block, taken in zip(task.path, system.taken(task.path), strict=True):
@@ -190,7 +191,7 @@ def capacity(
             part = share * (ms + system.turn_ms)
             work[worker.name] = work.get(worker.name, 0.0) + part
             by_block[block] = by_block.get(block, 0.0) + part
-            width = worker.lanes if stage.side_by_side else 1
+            width = worker.lanes if stage.side_by_side and block in trunks[worker.name] else 1
             slowest[worker.name] = max(slowest.get(worker.name, 0.0), by_block[block] / width)
     models = {w.name: w for w in system.workers}
     alone = min(
@@ -200,6 +201,19 @@ def capacity(
     core_ms = sum(ms * models[name].threads for name, ms in computing.items())
     together = 1000.0 * system.cores / core_ms
     return min(alone, together)
+
+
+def _trunks(system: SystemModel) -> dict[str, frozenset[str]]:
+    """By worker, its blocks that all who come to it run: :class:`~blockflow.worker.trunk.Trunk`."""
+    hosts = system.stages()
+    found: dict[str, frozenset[str]] = {}
+    for task in system.tasks:
+        names = [hosts[block][0].name for block in task.path]
+        for i, name in enumerate(names):
+            if i == 0 or names[i - 1] != name:
+                way = frozenset(task.path[i:])
+                found[name] = found.get(name, way) & way
+    return found
 
 
 def _mean_ms(
