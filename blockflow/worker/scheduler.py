@@ -86,6 +86,7 @@ class Scheduler:
         self._deadlines: list[tuple[int, int]] = []
         self._queued: dict[int, int] = dict.fromkeys(policies, 0)
         self._rows: dict[int, int] = dict.fromkeys(policies, 0)
+        self._all_rows = 0
         self._regroup(self._specs, self._facts)
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class Scheduler:
 
     def queued_rows(self, stage: int | None = None) -> int:
         """Rows that wait at one stage, or at all of them."""
-        return sum(self._rows.values()) if stage is None else self._rows[stage]
+        return self._all_rows if stage is None else self._rows[stage]
 
     def waiting(self) -> Iterable[Ticket]:
         """All waiting tickets, the last to arrive first."""
@@ -349,6 +350,7 @@ class Scheduler:
     def _count(self, ticket: Ticket, sign: int) -> None:
         self._queued[ticket.stage] += sign
         self._rows[ticket.stage] += sign * ticket.item.rows
+        self._all_rows += sign * ticket.item.rows
 
     def _query(self, ticket: Ticket) -> Query:
         item = ticket.item
