@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.facts import StageFacts
+from blockflow.batching.meetings import Meetings
 from blockflow.batching.options import option_problems
 from blockflow.batching.policy import Decision, Policy, Query, Run
 from blockflow.batching.room import Group, WaitingRoom
@@ -42,6 +43,7 @@ class NonePolicy(Policy):
         # (arrival, key) by stage; keys that are gone, or have gone on, are skipped
         self._order: dict[int, list[tuple[int, int]]] = {s: [] for s in self.stages}
         self._under_way: dict[int, Query] = {}
+        self._meetings = Meetings(self.shares)
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -88,7 +90,9 @@ class NonePolicy(Policy):
         if self.lanes > 1 and (before := self._beginning(chosen, self._under_way[oldest[1]])):
             return before
         _, key = heapq.heappop(self._order[chosen])
-        del self._under_way[key]
+        query = self._under_way.pop(key)
+        if self.lanes > 1:
+            self._meetings.served((query,))
         return Run(chosen, (key,))
 
     def _beginning(self, stage: int, other: Query) -> Run | None:
@@ -97,9 +101,10 @@ class NonePolicy(Policy):
         if lone is not None and lone.stage == stage:
             self._room.add(lone)
             self._lone = None
-        if group in self._room.groups and self._room.goes_before(group, other):
-            return self._serve(group)
-        return None
+        if group not in self._room.groups:
+            return None
+        newcomer = self._room.head(group)
+        return self._serve(group) if self._meetings.goes_before(newcomer, other) else None
 
     def _begin(self, busy: Collection[int]) -> Run | None:
         """The newcomer whose turn it is."""
@@ -115,6 +120,8 @@ class NonePolicy(Policy):
     def _serve(self, group: Group) -> Run:
         alone = self._room.pick(group, 1)
         self._room.serve(group, alone)
+        if self.lanes > 1:
+            self._meetings.served(alone)
         return Run(group[0], (alone[0].key,))
 
     def _waits_at(self, stage: int, key: int) -> bool:

@@ -10,6 +10,7 @@ from blockflow.batching.convoy import Convoys
 from blockflow.batching.costs import Costs, Route, measured, peak
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
+from blockflow.batching.meetings import Meetings
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run
 from blockflow.batching.predicting import BatchTimes, JoinTimes, in_time
@@ -70,6 +71,7 @@ class QueueingPolicy(Policy):
         self._room = WaitingRoom(self.shares, self._group_of, self.costs_of_rows)
         self._convoys = Convoys()
         self._met: set[int] = set()  # stages that convoys have come to
+        self._meetings = Meetings(self.shares)
         self._arrivals = Arrivals()
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
 
@@ -149,9 +151,8 @@ class QueueingPolicy(Policy):
     # --- for the policies ------------------------------------------------------------------------
 
     def _overtaking(self, busy: Collection[int]) -> list[Group]:
-        """Groups at free stages whose turn comes before that of the oldest who is under way and
-        waits there, too. In one lane who is under way goes to his end. With several somebody may
-        always be on his way to a stage, and who begins there would wait for ever."""
+        """With several lanes: groups at free stages whose turn comes before that of the oldest who
+        is under way and waits there, too."""
         if self.lanes == 1 or self._met.isdisjoint(g[0] for g in self._room.groups):
             return []
         there: dict[int, Query] = {}
@@ -162,7 +163,7 @@ class QueueingPolicy(Policy):
             for group in self._room.groups
             if group[0] in there
             and group[0] not in busy
-            and self._room.goes_before(group, there[group[0]])
+            and self._meetings.goes_before(self._room.head(group), there[group[0]])
         ]
 
     def _group_of(self, query: Query) -> Group:
@@ -185,6 +186,8 @@ class QueueingPolicy(Policy):
 
     def _run(self, queries: Sequence[Query]) -> Run:
         """One batch of ``queries``, padded if their shapes differ."""
+        if self.lanes > 1 and queries[0].stage in self._met:
+            self._meetings.served(queries)
         first = queries[0].shape
         pad_to: tuple[int, ...] = ()
         if self._classes and any(q.shape != first for q in queries):

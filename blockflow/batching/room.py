@@ -183,16 +183,10 @@ class WaitingRoom:
                     best, found = rank, group
         return found
 
-    def goes_before(self, group: Group, other: Query) -> bool:
-        """Whether somebody in ``group`` has his turn before ``other``, who has been served and
-        waits for more."""
-        task = self._task(other)
-        entry = (other.deadline_ns, other.arrival_ns, other.key, other)
-        theirs = (self._rank[task], self._virtual[task], entry)
-        return any(
-            (self._rank[t], self._virtual[t], lane[0]) < theirs
-            for t, lane in self._groups[group].lanes.items()
-        )
+    def head(self, group: Group) -> Query:
+        """The query of a group whose turn it is."""
+        lanes = self._groups[group].lanes
+        return min((self._rank[t], self._virtual[t], lane[0]) for t, lane in lanes.items())[2][3]
 
     def pick(
         self,

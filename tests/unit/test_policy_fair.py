@@ -180,3 +180,22 @@ def test_with_several_lanes_who_begins_at_a_later_block_has_his_turn(
     assert 99 in worker.left
     worker.run_out(9 * MS)
     assert worker.left == {*range(30), 99}
+
+
+@pytest.mark.parametrize("spec", [*ALONE, {"policy": "lbci", "t_opt_ms": 100, "n_max": 1}])
+def test_with_several_lanes_a_blocks_newcomers_and_who_comes_to_it_share_it_by_weight(
+    spec: dict[str, Any],
+) -> None:
+    """However many of those who come have begun."""
+    shares = [TaskShare(weight=2.0), TaskShare()]
+    worker = TinyWorker(create_policy(spec, [1, 2], facts_for([1, 2]), shares), {}, lanes=2)
+    for key in range(60):
+        way = Walk((2,) if key % 2 else (1, 2))
+        worker.enter(key, way, 1, 4, key % 2, 10_000 * MS, 0)
+    for now in range(MS, 30 * MS, MS):
+        while isinstance(worker.decide(now), Run):
+            pass
+        while worker.running:
+            worker.finish(0, now, fail=False)
+    by_task = [sum(key % 2 == task for key in worker.left) for task in (0, 1)]
+    assert by_task[0] == pytest.approx(2 * by_task[1], abs=4)
