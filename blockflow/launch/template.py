@@ -145,20 +145,31 @@ class Template:
             raise RuntimeError(f"the template has {threads} threads, a fork would be unsound")
         if opened := gpu_descriptors():
             raise RuntimeError(f"the template has opened {opened[0]}, a fork would be unsound")
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()  # a signal to the terminal's group is the manager's to handle
-            enter(order, self._lifeline)
-        # Opened before the child can be reaped: the number cannot have been reused.
+        told, tell = os.pipe()
         try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        self._children[pidfd] = (serial, pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._send(["launched", serial, pid], [pidfd])
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()  # a signal to the terminal's group is the manager's to handle
+                os.close(tell)
+                # Nobody knows of it yet. If this process dies now another one is told to launch it.
+                if not os.read(told, 1):
+                    os._exit(0)
+                enter(order, self._lifeline)
+            # Opened before the child can be reaped: the number cannot have been reused.
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
+            self._children[pidfd] = (serial, pid)
+            self._selector.register(pidfd, selectors.EVENT_READ)
+            if self._send(["launched", serial, pid], [pidfd]):
+                with suppress(BrokenPipeError):  # it has been killed
+                    os.write(tell, b".")
+        finally:
+            os.close(told)
+            os.close(tell)
 
     def _reap(self, pidfd: int) -> None:
         status = collect_own_child(pidfd)
@@ -169,9 +180,13 @@ class Template:
         os.close(pidfd)
         self._send(["exited", serial, status, pid])
 
-    def _send(self, message: list[Any], fds: list[int] | None = None) -> None:
-        with suppress(OSError):  # the launcher is gone: the next select says so
+    def _send(self, message: list[Any], fds: list[int] | None = None) -> bool:
+        """Whether it has left; if not, the launcher is gone, and the next select says so."""
+        try:
             socket.send_fds(self._control, [encode(message)], fds or [])
+        except OSError:
+            return False
+        return True
 
     def _end(self, grace_s: float) -> None:
         """Let the children go by themselves for ``grace_s``, kill and reap the rest."""

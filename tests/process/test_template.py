@@ -63,6 +63,40 @@ def test_children_outlive_a_dead_template(launcher: TemplateLauncher, tmp_path: 
     assert first.wait(WAIT_S) == -signal.SIGTERM  # adopted, so its end is still collected
 
 
+DIES_ON_ITS_FIRST_FORK = """
+import os, signal
+from pathlib import Path
+
+forked, opened = Path({forked!r}), os.pidfd_open
+
+def pidfd_open(pid):
+    if not forked.exists():
+        forked.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return opened(pid)
+
+os.pidfd_open = pidfd_open
+"""
+
+
+def test_nobody_is_left_of_a_launch_on_which_the_template_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked = tmp_path / "forked"
+    (tmp_path / "dies.py").write_text(DIES_ON_ITS_FIRST_FORK.format(forked=str(forked)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = TemplateLauncher(preload=["dies"])
+    try:
+        child = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
+        # By the next one. What the first had forked would be a second worker of that name.
+        assert report(child, tmp_path)["pid"] == child.pid
+        assert child.pid != int(forked.read_text())
+        wait_gone(int(forked.read_text()))
+        assert child.poll() is None
+    finally:
+        launcher.close()
+
+
 def test_a_dead_template_is_replaced_before_it_is_needed(launcher: TemplateLauncher) -> None:
     launcher.wait_ready()
     template = launcher.template_pid
