@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
@@ -47,10 +47,11 @@ class Slots:
     def __init__(self, free: int, max_rows: int = 100) -> None:
         self.free = free
         self.max_rows = max_rows
+        self.beyond = "TOO_LARGE"
 
     def reserve(self, dtype: str, dims: Sequence[int]) -> Any:
         if dims[0] > self.max_rows:
-            raise RequestError("TOO_LARGE", f"{dims[0]} rows")
+            raise make_error(self.beyond, f"{dims[0]} rows")
         if not self.free:
             return None
         self.free -= 1

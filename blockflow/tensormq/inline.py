@@ -13,6 +13,7 @@ import numpy as np
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, WireError
 from blockflow.core.model import tensor_bytes
+from blockflow.core.scarcity import failure
 from blockflow.tensormq.channel import (
     Consumer,
     InBuffer,
@@ -100,10 +101,8 @@ class InlineProducer(Producer):
                 return None
             try:
                 raw = np.empty(nbytes + GRANULE, np.uint8)
-            except MemoryError:
-                raise RequestError(
-                    "TOO_LARGE", f"no memory for a tensor of {nbytes} bytes"
-                ) from None
+            except MemoryError as exc:
+                raise failure(exc, f"no memory for a tensor of {nbytes} bytes", "") from None
             ref = weakref.ref(raw, self._dropped.append)
             self._alive[id(ref)] = ref, nbytes
             self._used += nbytes

@@ -288,7 +288,7 @@ class Executor:
         except BlockFlowError as exc:
             self._scheduler.done(batch, now)
             # Policies bound rows, an output is bounded by its bytes: each may fit by itself.
-            apart = exc.code == "TOO_LARGE" and len(batch.tickets) > 1
+            apart = exc.code in ("TOO_LARGE", "NO_SPACE") and len(batch.tickets) > 1
             for ticket in batch.tickets:
                 if apart:
                     ticket.apart = True

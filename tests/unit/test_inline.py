@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from blockflow.core.errors import WireError
+from blockflow.core.errors import SystemError_, WireError
 from blockflow.tensormq.channel import span_bytes
 from blockflow.tensormq.inline import InlineConsumer, InlineProducer
 from blockflow.tensormq.leases import LeaseError
@@ -64,3 +64,18 @@ def test_a_handle_is_refused_though_a_frame_came_with_it() -> None:
     desc = TensorDesc("uint8", (4,), Handle(7, 0, 0, 1, 0))
     with pytest.raises(WireError, match="came as a handle"):
         InlineConsumer().open(desc, b"1234")
+
+
+def test_without_memory_for_a_frame_it_is_the_machine_that_is_short_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    producer = InlineProducer()
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", full)
+        with pytest.raises(SystemError_, match="no memory for a tensor of 64 bytes") as caught:
+            producer.reserve("uint8", (64,))
+    assert caught.value.code == "NO_SPACE" and caught.value.hint
+    assert producer.outstanding() == 0 and producer.reserve("uint8", (64,)) is not None

@@ -208,10 +208,11 @@ def test_what_is_abandoned_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.sink.sent == [[2]] and not bench.executor.busy
 
 
-def test_who_is_too_large_together_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", ["TOO_LARGE", "NO_SPACE"])
+def test_who_is_too_large_together_runs_alone(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     bench = Bench(monkeypatch, slots=2, policy="window")
     assert bench.slots is not None
-    bench.slots.max_rows = 2
+    bench.slots.max_rows, bench.slots.beyond = 2, code
     for key in (1, 2, 3):
         bench.arrive(key, 1)
     for key in (1, 2, 3):
@@ -227,11 +228,12 @@ def test_who_is_too_large_together_runs_alone(monkeypatch: pytest.MonkeyPatch) -
     assert not bench.sink.failed
 
 
-def test_who_is_too_large_alone_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", ["TOO_LARGE", "NO_SPACE"])
+def test_who_is_too_large_alone_fails(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     bench = Bench(monkeypatch, slots=2, policy="window")
     assert bench.slots is not None
-    bench.slots.max_rows = 0
+    bench.slots.max_rows, bench.slots.beyond = 0, code
     bench.arrive(1, 1)
     bench.arrive(2, 1)
     assert bench.start() is None
-    assert bench.sink.failed == {1: "TOO_LARGE", 2: "TOO_LARGE"} and bench.executor.idle
+    assert bench.sink.failed == {1: code, 2: code} and bench.executor.idle
