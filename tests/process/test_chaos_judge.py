@@ -80,6 +80,7 @@ class FakeSystem:
         self.client_endpoint = dispatcher.endpoint
         self.commands = self
         self.leaves = False
+        self.slots = 0
         self.exit_status: int | None = 0
 
     def apply(self, topology: Any) -> None:
@@ -87,6 +88,12 @@ class FakeSystem:
 
     def health(self) -> dict[str, Any]:
         return {"ready": True}
+
+    def workers(self) -> list[dict[str, Any]]:
+        return []
+
+    def worker(self, name: str) -> dict[str, Any]:
+        return {"name": name, "process": {"slots_used": self.slots}}
 
     def __enter__(self) -> Self:
         return self
@@ -295,16 +302,18 @@ def test_who_leaves_the_family_at_once_is_found(
 
 def test_what_is_left_behind_is_found(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "Watch", partial(Watch, gone_s=0.2))
+    monkeypatch.setattr(chaos, "SPARE_S", -PATIENT.deadline_s)
     children: list[subprocess.Popen[bytes]] = []
 
     def plant(stage: Stage, system: FakeSystem) -> None:
         code = "import time; time.sleep(600)"
         children.append(subprocess.Popen([sys.executable, "-c", code]))
-        system.leaves = True
+        system.leaves, system.slots = True, 2
 
     try:
         found = play(FakeDispatcher(share=False), plant, PATIENT)
-        process, files = found.broken()
+        slots, process, files = found.broken()
+        assert slots == "dispatcher has 2 slots in use"
         assert process.startswith(f"left behind: process {children[0].pid} ")
         assert files.startswith("left behind: ")
         assert files.endswith("/run")

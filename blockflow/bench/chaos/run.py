@@ -30,6 +30,7 @@ from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos import logs
 from blockflow.bench.chaos.faults import FRAGILE, Injector, wait_healthy
 from blockflow.bench.chaos.findings import GRACE_S, Findings
+from blockflow.bench.chaos.held import SPARE_S, kept
 from blockflow.bench.chaos.kills import RECOVERY_S, REPLICAS, Turns, strike
 from blockflow.bench.chaos.lag import Lag
 from blockflow.bench.chaos.load import PATIENCE_S, Array, Load, told_apart
@@ -253,6 +254,7 @@ def perform(
         found.recovered = wait_healthy(system, _HEALTHY_S) is not None
         load.stop()
         found.lag = lag.stop()
+        found.defects += kept(system, traffic.deadline_s + SPARE_S)
         watch.stop()
         found.memory = watch.samples
     found.defects += [*load.failures, *filter(None, [watch.failure])]
