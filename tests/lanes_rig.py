@@ -51,7 +51,7 @@ class Slots:
 
     def reserve(self, dtype: str, dims: Sequence[int]) -> Any:
         if dims[0] > self.max_rows:
-            raise make_error(self.beyond, f"{dims[0]} rows")
+            raise make_error(self.beyond, f"{dims[0]} rows", where="/run/arena-7")
         if not self.free:
             return None
         self.free -= 1
@@ -73,6 +73,7 @@ class Sink:
         self.slots = slots
         self.sent: list[list[int]] = []
         self.failed: dict[int, str] = {}
+        self.errors: list[BlockFlowError] = []
         self.keys: dict[bytes, int] = {}
 
     def producer_for(self, batch: Batch) -> Slots | None:
@@ -100,6 +101,7 @@ class Sink:
 
     def fail(self, items: Sequence[Item], error: BlockFlowError) -> None:
         self.failed |= {self.keys[i.request_id]: error.code for i in items}
+        self.errors.append(error)
 
 
 class Bench:

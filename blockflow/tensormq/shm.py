@@ -174,15 +174,15 @@ class ShmProducer(Producer):
             arena.commit(end)
         except SystemError_ as exc:
             leases.discard(lease.slot)
+            if not self._told_full:
+                self._told_full = True
+                _log.warning("the arena stays at %d bytes: %s", arena.committed, exc)
             if exc.code != "NO_SPACE" or not leases.outstanding or lease.size > arena.committed:
                 if exc.code == "NO_SPACE":  # what this tensor cannot have may serve others
                     self._give_back(leases.extents.end)
                 raise
             # Others' slots lie in what is committed, and this tensor fits there once they are free.
             leases.stalls += 1
-            if not self._told_full:
-                self._told_full = True
-                _log.warning("the arena stays at %d bytes: %s", arena.committed, exc)
             return False
         return True
 

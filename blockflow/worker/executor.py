@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blockflow.batching.policy import WaitUntil
-from blockflow.core.errors import BlockError, BlockFlowError, RequestError
+from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
+from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.channel import OutBuffer, Producer
 from blockflow.worker.backlog import Backlog
 from blockflow.worker.delivery import Delivery
@@ -313,9 +314,20 @@ class Executor:
         stage = self._stages[batch.stage]
         dims = stage.output_dims(batch.tickets[0].source.dtype, (batch.rows, *batch.shape))
         dtype = stage.contract.output.dtype
-        if not producer.by_consumer:
-            return producer.reserve(dtype, dims)
-        return producer.reserve(dtype, dims, self._delivery.consumers_of(batch))
+        known = (self._delivery.consumers_of(batch),) if producer.by_consumer else ()
+        try:
+            return producer.reserve(dtype, dims, *known)
+        except SystemError_ as exc:
+            if exc.code != "NO_SPACE":
+                raise
+            # Clients learn nothing of arenas and paths.
+            raise SystemError_(
+                "NO_SPACE",
+                f"no memory for an output of {tensor_bytes(dtype, dims)} bytes",
+                where=stage.name,
+                hint="try again later, or send less at once; `blockflow doctor` shows what is "
+                "short",
+            ) from exc
 
     def _hand_over(
         self,

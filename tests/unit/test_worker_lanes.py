@@ -237,3 +237,14 @@ def test_who_is_too_large_alone_fails(monkeypatch: pytest.MonkeyPatch, code: str
     bench.arrive(2, 1)
     assert bench.start() is None
     assert bench.sink.failed == {1: code, 2: code} and bench.executor.idle
+
+
+def test_clients_are_not_told_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, slots=2)
+    assert bench.slots is not None
+    bench.slots.max_rows, bench.slots.beyond = 0, "NO_SPACE"
+    bench.arrive(1, 1)
+    assert bench.start() is None
+    (error,) = bench.sink.errors
+    assert (error.where, error.message) == ("b1", "no memory for an output of 8 bytes")
+    assert error.hint and error.retryable
