@@ -85,19 +85,22 @@ class _Connection:
 class Unread:
     """The book of connections, each named by its descriptor.
 
+    Args:
+        private: memory of this process that it does not share, at its start.
+
     Attributes:
         suspects: how many were over a bound at the last look.
         unexplained: ... because of the memory of this process. What the allocator only keeps for
             later use is nobody's: it should be given back before the next look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, private: int = 0) -> None:
         self.suspects = 0
         self.unexplained = False
         self._connections: dict[int, _Connection] = {}
         self._fresh: set[int] = set()
         self._turns = 0
-        self._excess = 0
+        self._excess = private
         self._kept = 0
 
     def began(self, fd: int) -> None:
@@ -163,10 +166,10 @@ class Unread:
                 link.since_ns, link.delivered = now_ns, received[fd]
             queued += received[fd] - link.delivered
         # What is unread grows and shrinks within memory that the allocator keeps.
-        before, self._excess = self._excess, max(private - held - queued, self._kept)
+        self._excess = max(private - held - queued, self._kept)
         for fd, link in self._connections.items():
             # Who has been idle is not to answer for what others have taken meanwhile.
-            if not before or link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
+            if link.unread <= (_LITTLE_BYTES if fd in self._fresh else 0):
                 link.excess = self._excess
         self._fresh.clear()
         return self._convicted(self._over(passing), now_ns, drained)

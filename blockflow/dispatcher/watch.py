@@ -37,9 +37,10 @@ class Watch:
     def __init__(self, doors: Doors) -> None:
         self.ended = 0
         self._doors = doors
-        self._book = Unread()
         self._memory = OwnMemory()
-        self._heap = Heap(self._memory.read())
+        private = self._memory.read()
+        self._book = Unread(private)
+        self._heap = Heap(private)
         self._marks: dict[int, int] = {}
         self._due_ns = 0
         self._trim_ns: int | None = None

@@ -226,14 +226,13 @@ def test_a_new_connection_does_not_answer_for_all_that_was_here_before() -> None
     assert links.book.unexplained
 
 
-def test_nor_does_the_first_of_all() -> None:
-    links = Links()
-    links.book = Unread()
-    links.private = 500 * MIB
-    links.book.began(7)
-    links.received[7] = 0
-    links.bring(7, 40 * MIB)
-    assert links.look(drained=False) == [] and not links.book.suspects
+def test_nor_does_who_comes_before_the_first_look() -> None:
+    book = Unread(2 * unread.UNEXPLAINED_BYTES)
+    book.began(7)
+    private = 2 * unread.UNEXPLAINED_BYTES + 30 * MIB
+    for n in range(1, 20):
+        assert book.look(n * SECOND // 20, {7: 30 * MIB}, private, HELD, drained=n > 1) == []
+    assert not book.suspects
 
 
 def test_who_was_idle_does_not_answer_for_what_others_took() -> None:
