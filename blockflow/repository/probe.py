@@ -79,6 +79,14 @@ def _drawn(
 
 
 def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
+    """:func:`bindings_apart`, and one that has each dim next to the first: what rounds to a
+    multiple gives back sizes that have one remainder, as all odd ones, and no two neighbours."""
+    bindings = bindings_apart(spec)
+    beside = _beside(spec, bindings[0])
+    return bindings if beside in bindings else [*bindings, beside]
+
+
+def bindings_apart(spec: TensorSpec) -> list[dict[str, int]]:
     """Two bindings of the dynamic dims that differ in every dim whose range allows it, and more
     where those do not tell two dims apart, or turn them round: then each has another value while
     the others stay. One more has each dim with a range at its largest: what a coarse stride leaves
@@ -105,10 +113,22 @@ def probe_bindings(spec: TensorSpec) -> list[dict[str, int]]:
     return bindings
 
 
+def _beside(spec: TensorSpec, binding: Mapping[str, int]) -> dict[str, int]:
+    """``binding`` with every dynamic dim one larger, or one smaller at the end of its range."""
+    near = dict(binding)
+    for name in spec.dynamic:
+        lo, hi = spec.ranges.get(name, (1, 1024))
+        near[name] += 1 if near[name] < hi else -(near[name] > lo)
+    return near
+
+
 def check_bindings(spec: TensorSpec, rows: Iterable[int] = (1, 3, 8)) -> list[dict[str, int]]:
-    """Bindings to verify a block with: each number of rows, and the ends of each range."""
+    """Bindings to verify a block with: each number of rows, the ends of each range, and sizes next
+    to the first, which are odd where those are even."""
     middle = probe_bindings(spec)[0]
     bindings = [{**middle, ROWS: r} for r in rows]
+    if spec.dynamic:
+        bindings.append({**_beside(spec, middle), ROWS: 2})
     for name in spec.dynamic:
         lo, hi = spec.ranges.get(name, (1, 64))
         bindings += [{**middle, ROWS: 2, name: lo}, {**middle, ROWS: 1, name: hi}]

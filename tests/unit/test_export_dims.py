@@ -18,6 +18,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from blockflow.repository.split import split_model
 from tests.export_rig import refused
 
 
@@ -123,6 +124,8 @@ def test_a_size_that_only_looks_like_a_dim_is_found_by_the_verification(tmp_path
         (lambda x: x[:, : x.shape[1] // 2] * 2, {"a": (2, 64)}, ("a // 2",)),
         (lambda x: x.unfold(1, 5, 4).sum(2), {"a": (16, 600)}, ("(a - 5) // 4 + 1",)),
         (lambda x: x[:, ::32] * 2, {"a": (33, 200)}, ("(a + 31) // 32",)),
+        # as an upsampling does to what a stride has left: all odd ones come back, and no even one
+        (lambda x: torch.cat(2 * [x[:, ::2]], 1)[:, 1:], {"a": (3, 33)}, ("(a + 1) // 2 * 2 - 1",)),
         (lambda x: torch.cat([x, x], 1), {"a": (1, 9)}, ("2 * a",)),
         (lambda x: x.flatten(1) * 2, {"a": (2, 9), "b": (2, 12)}, ("a * b",)),
         (lambda x: torch.cat([x.sum(2), x.sum(1)], 1), {"a": (2, 9), "b": (3, 12)}, ("a + b",)),
@@ -147,6 +150,27 @@ def test_dims_that_follow_from_the_input_are_formulas(
     assert [size_of(d, sizes) for d in dims] == list(promised[1:])
     assert contract.output.row_bytes() == 4 * size_of(dims[0], {n: hi for n, (_, hi) in
                                                                 ranges.items()})  # fmt: skip
+
+
+class ByItsOddSize(nn.Module):
+    """What it divides by is the dim that crosses for odd lengths, and one less for even ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (x.shape[1] + 1) // 2 * 2 - 1
+        return self.second(self.first(x) * 2) / size
+
+
+def test_a_size_that_some_lengths_have_crosses_no_cut_as_the_dim() -> None:
+    model, given = ByItsOddSize().eval(), spec(a=(3, 33))
+    examples = [example_input(given, b) for b in probe_bindings(given)]
+    stages = split_model(model, ["second"], examples)
+    for length in (8, 9):
+        x = torch.ones(2, length)
+        assert torch.equal(stages[1](stages[0](x)), model(x))
 
 
 def test_a_branch_on_a_size_is_no_formula(tmp_path: Path) -> None:

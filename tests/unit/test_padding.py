@@ -82,9 +82,9 @@ def test_the_checks_try_the_ends_and_something_between() -> None:
     def lengths(spec: TensorSpec) -> list[int]:
         return [x.shape[1] for x in length_inputs(spec, LENGTH)]
 
-    assert lengths(TOKENS) == [1, 7, 13]
-    assert lengths(TensorSpec("int64", ("rows", "length"))) == [1, 7, 13]
-    assert lengths(TensorSpec("int64", ("rows", "length"), {"length": (20, 40)})) == [20, 29]
+    assert lengths(TOKENS) == [1, 7, 8, 13]
+    assert lengths(TensorSpec("int64", ("rows", "length"))) == [1, 7, 8, 13]
+    assert lengths(TensorSpec("int64", ("rows", "length"), {"length": (20, 40)})) == [20, 21, 29]
     assert lengths(TensorSpec("int64", ("rows", "length"), {"length": (4, 4)})) == [4]
 
 
@@ -126,7 +126,7 @@ def model(module: nn.Module, padding: Padding | None = LENGTH, **more: Any) -> L
     ("module", "says"),
     [
         (MeanOfAll(), "padding length 1 to 7 changes the result by"),
-        (ByTheLongest(), "length 1 to 16 beside 2 of other lengths changes"),
+        (ByTheLongest(), "length 1 to 16 beside 3 of other lengths changes"),
         (DividesByZero(), "by nan, allowed is 0.0001"),
     ],
 )

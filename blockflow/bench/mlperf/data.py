@@ -142,9 +142,9 @@ def _synthetic(spec: TensorSpec, told: str, seed: int) -> Inputs:
     # torch is only needed here: LoadGen's process starts without it.
     import torch
 
-    from blockflow.repository.probe import example_input, probe_bindings
+    from blockflow.repository.probe import bindings_apart, example_input
 
-    bindings = [{**b, ROWS: 1} for b in probe_bindings(spec)] if spec.dynamic else [{ROWS: 1}]
+    bindings = [{**b, ROWS: 1} for b in bindings_apart(spec)] if spec.dynamic else [{ROWS: 1}]
     rows = []
     for i in range(n):
         x = example_input(spec, bindings[i % len(bindings)], int_below=below or None, seed=seed + i)
