@@ -195,8 +195,9 @@ def export_program(
     """``stage`` by torch.export, the named dims of ``spec`` dynamic. Raises what torch raises.
 
     Where it refuses a range because something in it gets 1 (what a convolution leaves of the
-    shortest input), it is asked again not to look for that. Then it takes what might be 1 for more,
-    without a case of its own for the broadcast: it is verified like any, at both ends of the range.
+    shortest input) or 0 (what is left to the next multiple), it is asked again not to look for
+    that. Then it takes what might be 1 for more, without a case of its own for the broadcast: it is
+    verified like any, at both ends of the range.
     """
     known: dict[str, Any] = {}
     for name in (ROWS, *spec.dynamic):
@@ -211,15 +212,16 @@ def export_program(
     with _quiet():
         try:
             return export()
-        except torch._dynamo.exc.UserError as e:
-            if _GUARD not in str(e):
+        except (torch._dynamo.exc.UserError, AssertionError) as e:
+            refused = next((sign for sign in (_GUARD, _UNTOLD) if sign in str(e)), "")
+            if not refused:
                 raise
-            refused = e
+            first = e
         try:
             with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 return export()
-        except Exception:
-            raise refused from None
+        except Exception as e:
+            raise (e if refused == _UNTOLD else first) from None
 
 
 def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:
@@ -270,6 +272,8 @@ def refuse_format(format_: str) -> None:
 
 
 _GUARD = "satisfy the generated guard"
+_UNTOLD = "Cannot create Dim with inconsistent min"
+"""What torch 2.13 fails with when it is about to tell a guard on a size taken from another (-a)."""
 
 _CAUSES: Sequence[tuple[str, str]] = (
     (

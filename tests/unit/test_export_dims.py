@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from blockflow.core.dims import Dim, size_of
 from blockflow.core.errors import ExportError
@@ -126,6 +127,7 @@ def test_a_size_that_only_looks_like_a_dim_is_found_by_the_verification(tmp_path
         (lambda x: x[:, ::32] * 2, {"a": (33, 200)}, ("(a + 31) // 32",)),
         # as an upsampling does to what a stride has left: all odd ones come back, and no even one
         (lambda x: torch.cat(2 * [x[:, ::2]], 1)[:, 1:], {"a": (3, 33)}, ("(a + 1) // 2 * 2 - 1",)),
+        (lambda x: pad(x, (0, -x.shape[1] % 8)) * 2, {"a": (7, 33)}, ("a + -a % 8",)),
         (lambda x: torch.cat([x, x], 1), {"a": (1, 9)}, ("2 * a",)),
         (lambda x: x.flatten(1) * 2, {"a": (2, 9), "b": (2, 12)}, ("a * b",)),
         (lambda x: torch.cat([x.sum(2), x.sum(1)], 1), {"a": (2, 9), "b": (3, 12)}, ("a + b",)),
