@@ -52,8 +52,9 @@ class LoadedModel:
         versions nor gradients, which torch's exporters ask for. Such a model is copied.
 
         Raises:
-            ExportError: EXPORT_FAILED: it cannot be copied.
+            ExportError: EXPORT_FAILED: it cannot be copied; FACTORY_FAILED: it is not finished.
         """
+        _refuse_unfinished(self.module, self.label)
         state = (*self.module.parameters(), *self.module.buffers())
         if not any(t.is_inference() for t in state):
             return self

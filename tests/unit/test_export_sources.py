@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_a_model_whose_sizes_are_not_known_yet(tmp_path: Path) -> None:
     for options in ({}, {"weights": tmp_path / "w.pt"}):
         error = refused("FACTORY_FAILED", lambda o=options: made_here("lazy", **o))
         assert "0.weight, 0.bias get their sizes" in error.message and "once" in error.hint
+
+
+@pytest.mark.parametrize("module", [lazy(), plain().to("meta")])
+def test_a_model_in_memory_that_is_not_finished(tmp_path: Path, module: nn.Module) -> None:
+    given, repository = LoadedModel(module.eval(), "m", ROW), BlockRepository(tmp_path)
+    for export in (partial(export_model, names=["m"]), partial(export_tree, blocks={"a": "0"})):
+        error = refused("FACTORY_FAILED", partial(export, given, repository))
+        assert "not finished" in error.message
 
 
 def test_a_scripted_model_is_stored_scripted(tmp_path: Path) -> None:
