@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import nan
 
 import torch
 from torch import Tensor
@@ -72,6 +74,35 @@ def check_whole_batch(pieces: Sequence[Piece], step: Step, made: Made, coarse: f
         for row, source in enumerate(pick.tolist()):
             found = changed(batch[row : row + 1], y[source : source + 1], scale, coarse)
             _refuse(piece, f"row {row + 1} of {most}", f"among {rows}", *found)
+
+
+def check_strangers(pieces: Sequence[Piece], step: Step, made: Made, coarse: float) -> None:
+    """A row of NaN, which anybody may send, leaves the others as they are. Times zero it is NaN: a
+    sum over all rows that leaves others' out by a factor gives it to everybody.
+
+    Raises:
+        ExportError: EXPORT_MISMATCH.
+    """
+    for piece in pieces:
+        x, y = made[piece.name]
+        if not x.is_floating_point():
+            continue
+        beside = x.clone()
+        beside[-1] = nan
+        with suppress(ExportError):  # it fails, then, and is run again without that row
+            batch = step(piece.name, beside)
+            found = changed(batch[:-1], y[:-1], Scale.of([y]), coarse)
+            if not found[0] <= found[1]:
+                break
+    else:
+        return
+    raise ExportError(
+        "EXPORT_MISMATCH",
+        "the result of a row depends on the rows beside it: beside a row of NaN it is another",
+        where=piece.name,
+        hint="something is summed over dim 0, with a factor of 0 for what is another row's: leave "
+        "it out by indexing, gather() or torch.where(), or compute over other dims",
+    )
 
 
 def _refuse(piece: Piece, which: str, elsewhere: str, error: float, allowed: float) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import ROWS, Contract
 from blockflow.core.scarcity import no_room
-from blockflow.repository.company import Made, check_rows, check_whole_batch
+from blockflow.repository.company import Made, check_rows, check_strangers, check_whole_batch
 from blockflow.repository.differences import (
     TOLERANCE,
     Scale,
@@ -87,7 +87,7 @@ def verify_results(job: Job, runners: Mapping[str, Runner]) -> dict[str, float]:
                     errors[dims] = max(errors.get(dims, 0.0), error)
                 # the more rows, the likelier is a branch on all of them to go another way for one
                 if binding[ROWS] == most and not i:
-                    for check in (check_rows, check_whole_batch):
+                    for check in (check_rows, check_whole_batch, check_strangers):
                         check(job.pieces, step, made, coarse)
     return errors
 

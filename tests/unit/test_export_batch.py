@@ -14,7 +14,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests import export_rig
-from tests.export_rig import SCRIPTED, refused
+from tests.export_rig import SCRIPTED, TRACED, refused
 
 repo = export_rig.repo
 
@@ -48,6 +48,22 @@ class Capacity(Experts):
         return (place <= 12).float()
 
 
+class Dispatched(nn.Module):
+    """Rows are brought to their experts by a product with zeros and ones; there are places for all
+    of them, so each gets what it would get alone: but for those beside NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 4)
+        self.weight = nn.Parameter(torch.randn(4, 16, 8) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = F.one_hot(self.gate(x).argmax(-1), 4).to(x.dtype)
+        places = chosen.unsqueeze(2) * torch.eye(x.shape[0]).unsqueeze(1)
+        brought = torch.einsum("rep,rd->epd", places, x) @ self.weight
+        return torch.einsum("rep,epf->rf", places, brought)
+
+
 class OfMany(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] == 32:
@@ -64,6 +80,12 @@ def test_places_that_are_short_in_a_whole_batch(repo: BlockRepository, seed: int
     assert f"of {DEFAULT_MAX_ROWS} differs" in error.message
     assert "the same row among 8" in error.message and "given out in turn" in error.hint
     export_model(LoadedModel(Experts().eval(), "test", SPEC), repo, prefix="all")
+
+
+def test_a_row_of_nan_among_others(repo: BlockRepository) -> None:
+    error = refused(Dispatched().eval(), repo, spec=SPEC, format=TRACED)
+    assert error.code == "EXPORT_MISMATCH" and error.where
+    assert "beside a row of NaN" in error.message and "torch.where" in error.hint
 
 
 def test_a_branch_that_a_whole_batch_takes(repo: BlockRepository) -> None:
