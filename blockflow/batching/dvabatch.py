@@ -139,7 +139,7 @@ class DvabatchPolicy(QueueingPolicy):
             for part in row.parts:
                 if part.waiting:
                     taken.update(self._before_others(part))
-        groups = [g for g in self._room.groups if g[0] not in taken]
+        groups = self._room.groups_beside(taken)
         return self._new(now, groups) if groups else None
 
     def _advance(self, part: Part, now: int, taken: Collection[int], seen: set[Part]) -> Run | None:

@@ -160,7 +160,7 @@ class LbciPolicy(QueueingPolicy):
                     taken.update([q.stage for q in convoy.waiting.values()])
         if over:
             self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
-        groups = [g for g in self._room.groups if g[0] not in taken]
+        groups = self._room.groups_beside(taken)
         return self._begin(now, groups) if groups else None
 
     # --- a batch under way -----------------------------------------------------------------------

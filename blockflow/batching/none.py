@@ -114,7 +114,7 @@ class NonePolicy(Policy):
                 return None
             self._lone = None
             return Run(lone.stage, (lone.key,))
-        group = room.first([g for g in room.groups if g[0] not in busy])
+        group = room.first(room.groups_beside(busy))
         return None if group is None else self._serve(group)
 
     def _serve(self, group: Group) -> Run:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from blockflow.batching.policy import Query
 from blockflow.batching.row_costs import RowCosts
@@ -86,6 +86,10 @@ class WaitingRoom:
     def groups(self) -> Iterable[Group]:
         """Groups in which something waits."""
         return self._groups
+
+    def groups_beside(self, stages: Collection[int]) -> list[Group]:
+        """Those at other stages than these."""
+        return [group for group in self._groups if group[0] not in stages]
 
     def rows(self, group: Group) -> int:
         """Rows that wait in a group."""

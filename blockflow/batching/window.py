@@ -94,7 +94,7 @@ class WindowPolicy(QueueingPolicy):
             run = self._go(batch, now, busy)
             if run is not None:
                 return run
-        groups = [g for g in self._room.groups if g[0] not in busy]
+        groups = self._room.groups_beside(busy)
         return self._begin(now, groups) if groups else None
 
     def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -203,14 +203,13 @@ class ClientPort:
         watch_ms = self.watch.next_ms()
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
 
-    def look(self, now_ns: int, held: int) -> None:
-        """Cut off who left too much unread. ``held``: bytes of inputs and results that are kept
-        elsewhere."""
+    def look(self, now_ns: int, held: Callable[[], int]) -> None:
+        """Cut off who left too much unread. ``held`` counts bytes of inputs and results that are
+        kept elsewhere; it is asked when that is due."""
         if self.watch.due(now_ns):
             self.peers.note(now_ns)
             drained = not self.socket.poll(0)
-            held += self._owed
-            self.watch.look(now_ns, held, self._ciphers(), drained=drained)
+            self.watch.look(now_ns, held() + self._owed, self._ciphers(), drained=drained)
 
     @property
     def present(self) -> tuple[bytes, ...]:

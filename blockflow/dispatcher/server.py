@@ -190,7 +190,7 @@ class DispatcherServer:
         if self._push.sockets_waiting():
             self._push.flush()
         guarded("what is due", self.exchange.tick)
-        guarded("connections", self._look, self._clock())
+        guarded("connections", self._clients.look, self._clock(), self._held_bytes)
         guarded("grants", self._grants.tick, self._clock())
         guarded("its memory", self._desk.ebb, self._clock())  # a heartbeat comes whatever happens
         self._report_drained()
@@ -244,10 +244,10 @@ class DispatcherServer:
             except Exception:
                 self.exchange.defect("a request")
 
-    def _look(self, now_ns: int) -> None:
-        if self._clients.watch.due(now_ns):
-            kept = self.exchange.memory.nbytes + waiting_bytes(self.exchange.table.entries)
-            self._clients.look(now_ns, self._desk.frames.nbytes + kept)
+    def _held_bytes(self) -> int:
+        """Inputs and results that are kept in this process's own memory."""
+        results = self.exchange.memory.nbytes + waiting_bytes(self.exchange.table.entries)
+        return self._desk.frames.nbytes + results
 
     def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
         try:

@@ -76,7 +76,7 @@ def test_results_that_are_kept_are_no_clients_unread_bytes(
 ) -> None:
     """What the watch over them is told of memory that is in use for something else."""
     held: list[int] = []
-    monkeypatch.setattr(up.server._clients, "look", lambda now_ns, nbytes: held.append(nbytes))
+    monkeypatch.setattr(up.server._clients, "look", lambda now_ns, kept: held.append(kept()))
     up.workers[1].behave["b"] = swallow
     c = up.client(which=1)
     c.ask(["ta", "tb"], X)

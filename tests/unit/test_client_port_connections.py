@@ -156,7 +156,7 @@ def test_the_watch_knows_what_was_read_and_what_is_held(s: Scene) -> None:
     s.router.room = {A: 0}
     s.send(A, b"1234")
     later = s.accepted()
-    s.port.look(9, 100)
+    s.port.look(9, lambda: 100)
     assert seen == [(fd, 7), (9, 104, 0, True)]  # five bytes and two before them
     assert s.port.peers.book.at(later) is not None
 
