@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.stats import Legs
 from blockflow.dispatcher.validate import check_frame, check_values
 from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
+from blockflow.tensormq.inline import Living
 from blockflow.tensormq.leases import LeaseError
 from blockflow.tensormq.views import as_numpy
 from blockflow.wire.client import Place, Request
@@ -55,28 +54,6 @@ class RetainedInput:
     payload: Payload
     buffer: OutBuffer | None
     parked: bool = False
-
-
-class Frames:
-    """Inputs that are kept as frames, in this process's own memory: as long as anybody refers to
-    them. ZeroMQ sends one on when its worker reads, which may be after its request has ended, and
-    lets go of it in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._freed: deque[int] = deque()
-
-    def keep(self, frame: memoryview) -> memoryview:
-        self._nbytes += frame.nbytes
-        weakref.finalize(frame, self._freed.append, frame.nbytes).atexit = False
-        return frame
-
-    @property
-    def nbytes(self) -> int:
-        """Of those that are there."""
-        while self._freed:
-            self._nbytes -= self._freed.popleft()
-        return self._nbytes
 
 
 def waiting_bytes(entries: Iterable[Entry]) -> int:
@@ -112,7 +89,8 @@ class TensorDesk:
 
     Attributes:
         legs: what has travelled between clients and here, and how.
-        frames: inputs that are kept in no slot.
+        frames: inputs that are kept in no slot, as long as anybody refers to them: ZeroMQ sends one
+            on when its worker reads, which may be after its request has ended.
     """
 
     def __init__(self, producer: Producer, consumer: Consumer, grants: GrantDesk) -> None:
@@ -120,7 +98,7 @@ class TensorDesk:
         self._consumer = consumer
         self._grants = grants
         self.legs = Legs()
-        self.frames = Frames()
+        self.frames = Living()
 
     def elements(self, client: bytes, request: Request, frame: memoryview | None) -> memoryview:
         """The input where it has arrived: the message's frame, or the client's slot.
@@ -163,7 +141,7 @@ class TensorDesk:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
             self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
-            return RetainedInput(Payload(tensor, self.frames.keep(kept)), None)
+            return RetainedInput(self._framed(tensor, kept), None)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
@@ -204,7 +182,11 @@ class TensorDesk:
                 retained.payload = handed[0]
                 return
         desc = TensorDesc(buffer.dtype, buffer.dims)
-        retained.payload = Payload(desc, self.frames.keep(memoryview(bytes(buffer.memory))))
+        retained.payload = self._framed(desc, memoryview(bytes(buffer.memory)))
+
+    def _framed(self, desc: TensorDesc, frame: memoryview) -> Payload:
+        self.frames.add(frame, frame.nbytes)
+        return Payload(desc, frame)
 
     def unsent(self, payload: Payload) -> None:
         """A message with an input's handle never left: nobody will release it."""

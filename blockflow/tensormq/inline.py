@@ -56,6 +56,38 @@ class InlineInBuffer(InBuffer):
         self.memory = _EMPTY
 
 
+class Living:
+    """Objects, and their bytes, until the last reference to each goes, in whatever thread that is:
+    ZeroMQ lets go of a frame in one of its own."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._dropped: deque[weakref.ref[Any]] = deque()
+        self._there: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def add(self, thing: Any, nbytes: int) -> None:
+        ref = weakref.ref(thing, self._dropped.append)  # that other thread does nothing else
+        self._there[id(ref)] = ref, nbytes
+        self._nbytes += nbytes
+
+    def collect(self) -> int:
+        """Forget those that have gone; returns how many."""
+        freed = 0
+        while self._dropped:
+            self._nbytes -= self._there.pop(id(self._dropped.popleft()))[1]
+            freed += 1
+        return freed
+
+    @property
+    def nbytes(self) -> int:
+        self.collect()
+        return self._nbytes
+
+    def __len__(self) -> int:
+        self.collect()
+        return len(self._there)
+
+
 class InlineProducer(Producer):
     """Fresh buffers whose frames a socket can send without a further copy.
 
@@ -70,12 +102,9 @@ class InlineProducer(Producer):
             raise ValueError(f"{max_buffers} buffers of {capacity} bytes together")
         self._max_buffers = max_buffers
         self._capacity = capacity
-        self._used = 0
         self._high_water = 0
         self._stalls = 0
-        # Filled by whichever thread drops a memory's last reference; it does nothing else there.
-        self._dropped: deque[weakref.ref[Any]] = deque()
-        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._living = Living()
         self._held: dict[int, tuple[OutBuffer, int]] = {}
         self._lock = threading.Lock()
 
@@ -94,19 +123,17 @@ class InlineProducer(Producer):
                 f"{min(limits.MAX_MESSAGE_BYTES, self._capacity)}",
                 hint="send fewer rows",
             )
+        living = self._living
         with self._lock:
-            self._collect()
-            if len(self._alive) >= self._max_buffers or self._used + nbytes > self._capacity:
+            if len(living) >= self._max_buffers or living.nbytes + nbytes > self._capacity:
                 self._stalls += 1
                 return None
             try:
                 raw = np.empty(nbytes + GRANULE, np.uint8)
             except MemoryError as exc:
                 raise failure(exc, f"no memory for a tensor of {nbytes} bytes", "") from None
-            ref = weakref.ref(raw, self._dropped.append)
-            self._alive[id(ref)] = ref, nbytes
-            self._used += nbytes
-            self._high_water = max(self._high_water, self._used)
+            living.add(raw, nbytes)
+            self._high_water = max(self._high_water, living.nbytes)
         lead = -raw.__array_interface__["data"][0] % GRANULE
         return InlineOutBuffer(raw.data[lead : lead + nbytes], dtype, tuple(dims))
 
@@ -147,15 +174,7 @@ class InlineProducer(Producer):
 
     def sweep(self) -> int:
         with self._lock:
-            return self._collect()
-
-    def _collect(self) -> int:
-        freed = 0
-        while self._dropped:
-            _, nbytes = self._alive.pop(id(self._dropped.popleft()))
-            self._used -= nbytes
-            freed += 1
-        return freed
+            return self._living.collect()
 
     def peer_gone(self, incarnation: int) -> int:
         """Frames to the dead go with the socket that is dropped; nothing is leased."""
@@ -165,15 +184,15 @@ class InlineProducer(Producer):
         return self.usage().slots_used
 
     def usage(self) -> Usage:
+        living = self._living
         with self._lock:
-            self._collect()
             return Usage(
                 capacity=self._capacity,
-                used=self._used,
+                used=living.nbytes,
                 high_water=self._high_water,
-                committed=self._used,
+                committed=living.nbytes,
                 slots=self._max_buffers,
-                slots_used=len(self._alive),
+                slots_used=len(living),
                 stalls=self._stalls,
                 stale=0,
             )
