@@ -13,10 +13,8 @@ SLOW_CLIENT_BYTES = 8 * 1024 * 1024
 
 CROWDED_NS = 500_000_000
 """... if it takes nothing for this long: one that asks for much at once and reads is not slow, and
-the first word of a distant one takes a while."""
-
-PRESSED_NS = 250_000_000
-"""Where all clients together owe too much, who takes nothing for this long may be cut off."""
+the first word of a distant one takes a while, as does one of a radio link that has lost some. Where
+all clients together owe too much, so may any that takes nothing for this long."""
 
 SLOW_CLIENT_NS = 2_000_000_000
 """So is any that takes nothing for this long."""
@@ -45,7 +43,7 @@ class Debt:
         taken: bytes, by the kernel's count, at the latest look while it was counted.
         moved_ns: when that was another count; None = it was not counted.
         looked_ns: when :meth:`hopeless` was asked last.
-        stands: it took nothing for :data:`PRESSED_NS` while it was counted.
+        stands: it took nothing for :data:`CROWDED_NS` while it was counted.
     """
 
     since_ns: int
@@ -105,8 +103,8 @@ class Debt:
         # Without a count, only whole frames show that it reads.
         unseen_ns = busy_ns if taken is not None else busy_ns + head_ns
         still_ns = now_ns - max(self.moved_ns, self.since_ns)
-        self.stands = still_ns > PRESSED_NS + unseen_ns
-        return self.crowded and still_ns > CROWDED_NS + unseen_ns
+        self.stands = still_ns > CROWDED_NS + unseen_ns
+        return self.crowded and self.stands
 
     def _look(self, now_ns: int) -> None:
         still_ns = now_ns - self.looked_ns
