@@ -2,7 +2,7 @@
 
 ZeroMQ tells neither how many bytes it holds for a peer nor when a peer has gone, and cannot cut a
 ROUTER's peer off. What is needed is found out beside it: a large frame is sent from our memory, and
-a tracker says when ZeroMQ has written it; small ones are bounded by the socket's HWM. Every message
+a tracker says when ZeroMQ has written it; small messages the socket's HWM bounds. Every message
 says on which file descriptor it came: shutting that down ends the connection, and what ZeroMQ held
 for it is freed. Whose the descriptor is meanwhile, :class:`Peers` knows.
 """
@@ -36,7 +36,8 @@ MOST_OWED_BYTES = 8 * OWED_BYTES
 """... and beyond this of all: who reads gets what it has asked for, but not without a bound."""
 
 TRACKED_BYTES = LARGE_BYTES
-"""Frames of this size are not copied by ZeroMQ and can be watched until they are written."""
+"""Of a message. A frame of this size is not copied, and can be watched until it is written; so is
+one that makes so many with the smaller ones before it."""
 
 CIPHER_NS = 1_000_000_000
 """ZeroMQ's one thread en- and decrypts a frame as a whole, and reads and writes nothing meanwhile,
@@ -104,6 +105,7 @@ class ClientPort:
         self, socket: zmq.Socket[bytes], endpoints: Sequence[str], *, encrypted: bool = False
     ) -> None:
         self.socket = socket
+        socket.copy_threshold = 0  # what is watched is not copied, whatever its size
         self.evicted = 0
         self._encrypted = encrypted
         doors = Doors(endpoints)
@@ -298,12 +300,12 @@ class ClientPort:
         return Sent.YES
 
     def _send_rest(self, client: bytes, frames: Sequence[Any], now_ns: int) -> None:
-        socket, last = self.socket, len(frames) - 1
+        socket, last, size = self.socket, len(frames) - 1, 0
         for i, frame in enumerate(frames):
             flags = zmq.NOBLOCK if i == last else zmq.NOBLOCK | zmq.SNDMORE
-            size = _size(frame)
+            size += _size(frame)
             if size < TRACKED_BYTES:
-                socket.send(frame, flags, copy=False)  # pyzmq copies small ones all the same
+                socket.send(frame, flags)
                 continue
             self.watch.large(now_ns)
             link = self.peers.links.get(client) if self._encrypted else None
@@ -317,6 +319,7 @@ class ClientPort:
             debt.posted.append((tracker, size))
             debt.posted_bytes += size
             self._owed += size
+            size = 0
 
     # --- connections -----------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def test_what_a_client_does_not_take_waits_in_its_order(s: Scene) -> None:
 
 def test_large_frames_are_owed_until_they_are_written(s: Scene) -> None:
     for _ in range(2):
-        assert s.send(A, b"head", LARGE) is Sent.YES
+        assert s.send(A, LARGE) is Sent.YES
     # the heap is looked at while large messages pass, sooner than who owes what
     assert (s.port.next_look_ms(), s.port.backlog_bytes()) == (50, 2 * TRACKED_BYTES)
     first, second = s.router.trackers
@@ -41,6 +41,17 @@ def test_large_frames_are_owed_until_they_are_written(s: Scene) -> None:
     second.done = True
     assert s.port.flush(0) == []
     assert (s.port.backlog_bytes(), s.port.waiting()) == (0, 0)
+
+
+def test_many_small_frames_are_owed_as_a_large_one(s: Scene) -> None:
+    """A reply for many tasks."""
+    half = LARGE[: TRACKED_BYTES // 2]
+    assert s.send(A, b"head", half, half, half, b"end") is Sent.YES
+    (tracker,) = s.router.trackers
+    assert s.port.backlog_bytes() == TRACKED_BYTES + len(b"head")
+    assert s.sent() == [(A, b"head", half, half, half, b"end")]
+    tracker.done = True
+    assert s.port.flush(0) == [] and s.port.backlog_bytes() == 0
 
 
 @pytest.mark.parametrize("when", ["send", "flush"])
