@@ -123,8 +123,9 @@ class Unread:
     def trimmed(self) -> None:
         """What the allocator has kept is being given back. To whom the next burst belongs cannot be
         told by memory that was here before: buffers of messages under way take more of it than has
-        come of them."""
-        self._kept = self._excess
+        come of them. No more than all together may bring: who comes and goes could raise it each
+        time."""
+        self._kept = min(self._excess, TOTAL_BYTES)
 
     def look(
         self,

@@ -210,6 +210,27 @@ def test_bursts_come_and_go_within_memory_that_was_here_before() -> None:
     assert links.look() == [15]
 
 
+def test_round_for_round_no_stranger_raises_what_was_here_before() -> None:
+    """Each lets the Dispatcher grow by less than the bound, goes, and has it give memory back."""
+    links, grown = Links(), 0
+    for fd in range(10, 50):
+        links.book.began(fd)
+        links.received[fd] = 0
+        assert links.look() == []
+        links.bring(fd, 250 * MIB)
+        grown += 120 * MIB
+        links.private += grown
+        if links.look() + links.look():
+            break
+        del links.received[fd]
+        links.private -= 250 * MIB
+        assert links.look() == []
+        links.book.trimmed()
+        links.private -= grown
+        assert links.look() == []
+    assert grown < unread.TOTAL_BYTES + 2 * unread.UNEXPLAINED_BYTES
+
+
 def test_a_new_connection_does_not_answer_for_all_that_was_here_before() -> None:
     """It brings a large message at once, and others wait to be read as well."""
     links = Links(7)
