@@ -12,7 +12,7 @@ from typing import Any
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_, WireError
 from blockflow.core.model import tensor_bytes
-from blockflow.tensormq.arena import Arena, ArenaReader
+from blockflow.tensormq.arena import DEVICE_BIT, Arena, ArenaReader
 from blockflow.tensormq.channel import (
     Consumer,
     InBuffer,
@@ -323,6 +323,8 @@ class ShmConsumer(Consumer):
         return ShmInBuffer(desc, memory, reader)
 
     def _map(self, incarnation: int) -> ArenaReader:
+        if incarnation & DEVICE_BIT:  # the arena of that name is a book, not tensors
+            raise WireError("MALFORMED_MESSAGE", "device memory, which cannot be opened here")
         if incarnation in self._gone:
             raise RequestError("WORKER_LOST", f"incarnation {incarnation} is dead")
         reader = ArenaReader.open(self._run_dir, incarnation)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blockflow.core.errors import RequestError, WireError
-from blockflow.tensormq.arena import Arena
+from blockflow.tensormq.arena import DEVICE_BIT, Arena
 from blockflow.tensormq.channel import Payload
 from blockflow.tensormq.inline import InlineConsumer
 from blockflow.tensormq.janitor import RunDir
@@ -64,6 +64,16 @@ def test_forged_handles_are_wire_errors(
         consumer.open(replace(desc, handle=replace(desc.handle, **forgery)), None)
     assert info.value.code == "MALFORMED_MESSAGE"
     assert bytes(consumer.open(desc, None).memory) == b"abcd"
+
+
+def test_the_book_of_device_memory_holds_no_tensors() -> None:
+    """Whose owner takes this side for one on a device, too."""
+    with RunDir.create() as run_dir:
+        book = ShmProducer(Arena.create(run_dir.path, OWNER | DEVICE_BIT, MIB, 4))
+        desc, _ = send(book, b"abcd", [21])[0]
+        with pytest.raises(WireError, match="device memory"):
+            ShmConsumer(run_dir.path).open(desc, None)
+        book.close()
 
 
 def test_a_tensor_larger_than_its_arena_is_a_wire_error(
