@@ -45,6 +45,10 @@ SLOWEST_NS_PER_BYTE = 250
 
 
 _UNACKNOWLEDGED_MS = 5000
+"""By the kernel; a window that is shut for so long counts as well, whatever is acknowledged."""
+_CIPHERS_MS = 10_000
+"""... and so much longer with CURVE: ZeroMQ's thread reads for nobody while it en- and decrypts one
+frame after the other, half a second for the largest, and several where cores are short."""
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
 """... and as long as the largest frame may take: see :func:`watch_peer`."""
@@ -241,7 +245,8 @@ def end_message(sock: zmq.Socket[Any]) -> None:
 
 def watch_peer(sock: zmq.Socket[Any]) -> None:
     """End tcp connections whose peer has vanished without a word, which TCP takes a quarter of an
-    hour to notice, and attempts that nobody answers. Call it after :func:`bound_frames`.
+    hour to notice, and attempts that nobody answers. Call it after :func:`bound_frames`, and after
+    CURVE was set up.
 
     Something is sent every second, and the peer's kernel has some seconds to acknowledge it,
     whatever else is under way. That ZeroMQ answers at the other end is waited for longer: its word
@@ -251,7 +256,9 @@ def watch_peer(sock: zmq.Socket[Any]) -> None:
     """
     frame_ms = int(sock.get(zmq.MAXMSGSIZE)) * SLOWEST_NS_PER_BYTE // 1_000_000
     sock.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-    sock.set(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)  # TCP_USER_TIMEOUT, in milliseconds
+    plain = sock.get(zmq.MECHANISM) == zmq.NULL
+    # TCP_USER_TIMEOUT, in milliseconds
+    sock.set(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS + (0 if plain else _CIPHERS_MS))
     sock.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     sock.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS + frame_ms)
     sock.set(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS + frame_ms)
@@ -294,10 +301,10 @@ def _connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
 
 def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None) -> str:
     """Bind and return the actual endpoint; the socket is closed when that fails."""
-    _prepare(sock, endpoint)
     try:
         if protect is not None and is_tcp(endpoint):
             protect(sock)
+        _prepare(sock, endpoint)
         if endpoint.startswith("ipc://"):
             clear_stale(endpoint)
         elif is_tcp(endpoint) and endpoint.endswith(":0"):
