@@ -7,6 +7,7 @@ bfloat16, which numpy lacks, travels as its 16-bit patterns.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -61,12 +62,6 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
     desc = TensorDesc(name, tuple(int(d) for d in array.shape))
     if array.size == 0:
         raise RequestError("EMPTY_INPUT", f"no elements in {desc}", hint="send at least one row")
-    if array.nbytes > limits.MAX_MESSAGE_BYTES:
-        raise RequestError(
-            "TOO_LARGE",
-            f"{desc} has {array.nbytes} bytes, the limit is {limits.MAX_MESSAGE_BYTES}",
-            hint="send fewer rows per request",
-        )
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return desc, memoryview(array.reshape(-1).view(np.uint8)), kind
@@ -106,6 +101,7 @@ def _from_torch(torch: Any, x: Any) -> tuple[Any, str]:
     if x.is_meta:
         raise _mismatch("a tensor on the device 'meta' has no elements", "send one that has")
     try:
+        _check_size(name, x.shape, x.numel() * x.element_size())
         x = x.detach()
         if x.device.type != "cpu":
             x = x.cpu()
@@ -133,6 +129,7 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
             # The last one is torch's, in whose tensors a sequence may have its numbers.
             raise _mismatch(f"not an array: {exc}", "pass a numpy array or a tensor") from exc
     name = str(array.dtype.name)
+    _check_size(name, array.shape, array.nbytes)
     if name == "bfloat16":  # the ml_dtypes extension type
         return array.view(np.uint16), name
     if as_bits and name == "uint16":
@@ -175,6 +172,16 @@ def _bfloat16_patterns(x: Any) -> Any:
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     quiet = bits | 0x0040_0000  # a NaN rounded could become an infinity
     return (np.where(np.isnan(x), quiet, rounded) >> 16).astype(np.uint16)
+
+
+def _check_size(name: str, dims: Iterable[int], nbytes: int) -> None:
+    """Before anything is copied: what was expanded takes no memory until then."""
+    if nbytes > limits.MAX_MESSAGE_BYTES:
+        raise RequestError(
+            "TOO_LARGE",
+            f"{name}{list(dims)} has {nbytes} bytes, the limit is {limits.MAX_MESSAGE_BYTES}",
+            hint="send fewer rows per request",
+        )
 
 
 def _check_name(dtype: Any) -> None:

@@ -209,6 +209,22 @@ def test_results_are_writable_even_from_read_only_frames() -> None:
     assert from_wire(TensorDesc("uint8", (3,)), b"abc", "torch").add_(1).tolist() == [98, 99, 100]
 
 
+@pytest.mark.parametrize(
+    "one",
+    [
+        torch.ones(1, 1, dtype=torch.bfloat16),
+        torch._neg_view(torch.ones(1, 1)),  # type: ignore[no-untyped-call]
+        np.ones((1, 1), ">f4"),
+    ],
+)
+def test_what_is_expanded_is_judged_before_it_is_copied(one: Any) -> None:
+    vast = 2**20, 2**20
+    x = one.expand(vast) if isinstance(one, torch.Tensor) else np.broadcast_to(one, vast)
+    with pytest.raises(RequestError) as caught:
+        to_wire(x)
+    assert caught.value.code == "TOO_LARGE"
+
+
 def test_sizes_are_judged_in_elements_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError) as caught:
         to_wire(np.ones((2, 0), np.float32))
