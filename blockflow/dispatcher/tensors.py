@@ -247,7 +247,9 @@ class TensorDesk:
         if place is not None:
             self.legs.left(part.nbytes, True, copies=1)
             return Result(mine, None, place)
-        copied = in_slot or desc.strides is not None
+        # A view would keep all of a batch's frame for as long as its client takes, or other tasks.
+        little = 2 * part.nbytes < buffer.memory.nbytes
+        copied = in_slot or desc.strides is not None or little
         self.legs.left(part.nbytes, False, copies=int(copied))
         return Result(mine, part.tobytes() if copied else part, None)
 

@@ -46,15 +46,17 @@ class Scene:
         nobody = cast(Any, None)
         self.desk = TensorDesk(nobody, nobody, grants)
 
-    def cut(self, padded: bool, client: bytes, *, slot: bool = True, keep: bool = False) -> Any:
-        """Rows 1 and 2 of what a worker has sent."""
+    def cut(
+        self, padded: bool, client: bytes, *, slot: bool = True, keep: bool = False, rows: int = 2
+    ) -> Any:
+        """Rows from 1 on of what a worker has sent."""
         handle = Handle(1, 0, 0, 0, 0) if slot else None
         if padded:
             desc = TensorDesc("float32", OWN, handle, (96 * 128, 128, 1))
         else:
             desc = TensorDesc("float32", PADDED, handle)
         buffer = SimpleNamespace(desc=desc, memory=memoryview(NUMBERS).cast("B"))
-        return self.desk.cut(cast(InBuffer, buffer), 1, 2, client, keep)
+        return self.desk.cut(cast(InBuffer, buffer), 1, rows, client, keep)
 
     def copies(self) -> int:
         return int(self.desk.legs._out.copies)
@@ -93,6 +95,15 @@ def test_into_a_message(padded: bool, slot: bool, keep: bool) -> None:
     result = scene.cut(padded, b"slots" if keep else b"plain", slot=slot, keep=keep)
     assert result.place is None and bytes(result.frame) == right(padded)
     assert scene.copies() == (1 if padded or slot or keep else 0)
+
+
+@pytest.mark.parametrize(("rows", "copies"), [(1, 1), (2, 0), (3, 0)])
+def test_a_little_of_a_batch_does_not_keep_its_frame(rows: int, copies: int) -> None:
+    scene = Scene()
+    result = scene.cut(False, b"plain", slot=False, rows=rows)
+    assert bytes(result.frame) == NUMBERS[1 : 1 + rows].tobytes()
+    assert scene.copies() == copies
+    assert isinstance(result.frame, bytes) == (copies > 0)
 
 
 @pytest.mark.parametrize(
