@@ -17,7 +17,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from blockflow.bench.fuzz.sockets import TlsTarget
+from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.control import system
 from blockflow.control.auth import TOKEN_VARIABLE, TokenAuth
 from blockflow.control.commands import Commands
@@ -103,9 +103,14 @@ def test_a_client_that_trusts_the_certificate_is_answered(
 
 
 def test_malformed_handshakes_hold_nobody_up(server: RestServer, pair: tuple[Path, Path]) -> None:
-    target = TlsTarget("127.0.0.1", server.port, 20)
-    for frame in target.mutator.frames(200):
-        target.send(frame)
+    hello = ssl.MemoryBIO()
+    talk = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="x")
+    with suppress(ssl.SSLWantReadError):
+        talk.do_handshake()
+    for frame in Mutator([hello.read()], 20).frames(200):
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address, PATIENCE_S) as sock, suppress(ConnectionError):
+            sock.sendall(frame)
     assert document(server, ca_file=pair[0])["openapi"].startswith("3.1")
 
 

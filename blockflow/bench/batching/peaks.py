@@ -53,16 +53,12 @@ class Search:
         start: the first rate to try.
         probes: before the bracket is confirmed.
         confirming: further ones at most.
-        factor: of the steps.
     """
 
-    def __init__(
-        self, start: float, probes: int, confirming: int = CONFIRMING, factor: float = FACTOR
-    ) -> None:
+    def __init__(self, start: float, probes: int, confirming: int = CONFIRMING) -> None:
         self._start = start
         self._bracketing = probes
         self._most = probes + confirming
-        self._factor = factor
         self._told: dict[float, list[bool]] = {}
         self.made = 0
 
@@ -98,9 +94,9 @@ class Search:
         if torn is not None:
             return torn
         if low is None:
-            return self._start if high is None else high / self._factor
+            return self._start if high is None else high / FACTOR
         if high is None:
-            return low * self._factor
+            return low * FACTOR
         if self.made >= self._bracketing or high < NARROW * low:
             for end in (low, high):
                 if self._once(end):
@@ -123,7 +119,7 @@ class Search:
         low = self.holds
         if low is None:
             return None
-        return Interval(low, low, self.fails or low * self._factor, self.made)
+        return Interval(low, low, self.fails or low * FACTOR, self.made)
 
     def beside(self, base: Interval) -> Interval:
         """The peak as a multiple of ``base``. One that was never found lies between nothing and

@@ -297,12 +297,6 @@ def _peaks(case: Case, queries: int) -> list[Figure]:
     ]
 
 
-def simulated_mean(case: Case, arm: str, rate: float, queries: int) -> float:
-    """Mean time of a query under one arm, in ms, at ``rate`` per second."""
-    policy, lanes = case.arms[arm]
-    return Runner(_experiment(case, policy, lanes, rate, queries)).run(_CELL).times.mean_ms
-
-
 def _experiment(case: Case, policy: Policy, lanes: int, rate: float, queries: int) -> Experiment:
     system = chain(
         case.profiles,

@@ -38,7 +38,7 @@ def environment(tree: Tree) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree.folder)}
 
 
-def imported_from(tree: Tree, python: str = sys.executable) -> Path:
+def imported_from(tree: Tree) -> Path:
     """The package's file that an interpreter of this arm imports.
 
     Raises:
@@ -46,7 +46,7 @@ def imported_from(tree: Tree, python: str = sys.executable) -> Path:
     """
     try:
         done = subprocess.run(
-            [python, "-P", "-c", _WHERE],
+            [sys.executable, "-P", "-c", _WHERE],
             cwd=tree.folder,
             env=environment(tree),
             stdin=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ class Digits:
     test_digits: Labels
 
 
-def load_data(seed: int, held_out: int = HELD_OUT) -> Digits:
+def load_data(seed: int) -> Digits:
     """Load and part the images by a seeded permutation.
 
     Raises:
@@ -50,7 +50,7 @@ def load_data(seed: int, held_out: int = HELD_OUT) -> Digits:
     images = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)
     digits = np.asarray(bunch.target, dtype=np.int64)
     order = np.random.default_rng(seed).permutation(len(digits))
-    test, train = order[:held_out], order[held_out:]
+    test, train = order[:HELD_OUT], order[HELD_OUT:]
     return Digits(images[train], digits[train], images[test], digits[test])
 
 

@@ -30,8 +30,9 @@ def item(stage: int = 1) -> data.Item:
     return data.Item(bytes(range(16)), 1, 1, merge_paths([[stage]])[0], 0, 1, 10_000)
 
 
-def data_frames(sender: int = 999, stage: int = 1) -> list[bytes]:
+def data_frames() -> list[bytes]:
     """What workers and Dispatcher send each other."""
+    sender, stage = 999, 1
     handle = Handle(sender, 0, 0, 1, 0)
     failure = BlockFlowError("BLOCK_FAILED", "it failed", where="a")
     return [
@@ -55,9 +56,9 @@ def request_frames(task: str = "t") -> list[bytes]:
     return [client.encode_to_dispatcher(m) for m in messages]
 
 
-def control_frames(incarnation: int = 1) -> list[bytes]:
+def control_frames() -> list[bytes]:
     """What processes send the Controller, and it them."""
-    error = {"code": "INTERNAL", "message": "x"}
+    incarnation, error = 1, {"code": "INTERNAL", "message": "x"}
     messages: list[control.ControlMessage] = [
         control.Hello("worker", "a#0", incarnation, 1, "0"),
         control.Ready(incarnation, "ipc:///nowhere"),

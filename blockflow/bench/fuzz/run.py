@@ -68,11 +68,9 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def fuzz_decoders(
-    frames: int, seed: int, chosen: Mapping[str, Decoder], report: Report | None = None
-) -> Report:
+def fuzz_decoders(frames: int, seed: int, chosen: Mapping[str, Decoder]) -> Report:
     """``frames`` at each of the ``chosen`` decoders, in this process."""
-    report = report or Report()
+    report = Report()
     logging.disable()  # some say in the log what they refuse
     try:
         for name, decoder in chosen.items():
@@ -98,11 +96,9 @@ def _fuzz_decoder(name: str, decoder: Decoder, frames: int, seed: int, report: R
     report.seconds[name] = time.perf_counter() - begin
 
 
-def fuzz_system(
-    frames: int, seed: int, status: Status, report: Report | None = None, rounds: int = ROUNDS
-) -> Report:
+def fuzz_system(frames: int, seed: int, status: Status, rounds: int = ROUNDS) -> Report:
     """``frames`` in all at the sockets of the system that ``status`` tells of."""
-    report = report or Report()
+    report = Report()
     before = status()
     ours = processes(before)
     sizes: dict[str, int] = {}

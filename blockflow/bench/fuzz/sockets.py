@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -145,19 +144,6 @@ class HandshakeTarget(Target):
 
     def close(self) -> None:
         """Nothing is kept."""
-
-
-class TlsTarget(HandshakeTarget):
-    """REST's port before TLS's handshake."""
-
-    name = "TLS"
-
-    def valid(self) -> list[bytes]:
-        hello = ssl.MemoryBIO()
-        talk = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="x")
-        with suppress(ssl.SSLWantReadError):
-            talk.do_handshake()
-        return [hello.read()]
 
 
 class EndlessTarget(Target):

@@ -51,27 +51,27 @@ def rounded_count(percentile: float, confidence: float = CONFIDENCE) -> int:
     return -(-query_count(percentile, confidence) // ROUNDING) * ROUNDING
 
 
-def early_stopping_count(percentile: float, confidence: float = CONFIDENCE) -> int:
+def early_stopping_count(percentile: float) -> int:
     """The fewest queries from which LoadGen's early stopping estimates this percentile.
 
     It discards at least the slowest query: the smallest n with which one late query in n, or none,
-    has a chance of at most ``1 - confidence`` if the true share of late ones were the whole tail.
+    has a chance of at most ``1 - CONFIDENCE`` if the true share of late ones were the whole tail.
 
     Raises:
         ValueError: a value is out of its range.
     """
-    _check(percentile, confidence)
+    _check(percentile, CONFIDENCE)
 
     def chance(n: int) -> float:
         return percentile**n + n * (1 - percentile) * percentile ** (n - 1)
 
     high = 2
-    while chance(high) > 1 - confidence:
+    while chance(high) > 1 - CONFIDENCE:
         high *= 2
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if chance(middle) > 1 - confidence else (low, middle)
+        low, high = (middle, high) if chance(middle) > 1 - CONFIDENCE else (low, middle)
     return high
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blockflow.bench.passage import Passage
-from blockflow.bench.reliability.promise import Promise
 from blockflow.bench.reliability.promises import COMMANDS, PROMISES, promise_grid
 from blockflow.bench.results import Figure
 
@@ -13,21 +12,16 @@ PAGE = "reliability.md"
 PROMISE_PASSAGE = Passage("promises")
 
 
-def promise_table(
-    stored: Mapping[str, Sequence[Figure]],
-    provenance: Mapping[str, str],
-    promises: Sequence[Promise] = PROMISES,
-) -> str:
+def promise_table(stored: Mapping[str, Sequence[Figure]], provenance: Mapping[str, str]) -> str:
     """The table, and where and when its figures were measured.
 
     Args:
         stored: figures by result file.
         provenance: of those files, in a sentence each.
-        promises: the rows.
     """
-    used = dict.fromkeys(p.results for p in promises if p.results in stored)
+    used = dict.fromkeys(p.results for p in PROMISES if p.results in stored)
     notes = [f"<sub>{provenance[name]}</sub>" for name in used]
-    return "\n\n".join([promise_grid(stored, promises).markdown(), *notes])
+    return "\n\n".join([promise_grid(stored).markdown(), *notes])
 
 
 def result_names() -> list[str]:

@@ -26,14 +26,9 @@ class Book:
         """Raises KeyError."""
         return self._at[name, mode]
 
-    def value(self, name: str, mode: str, default: float | None = None) -> float:
-        """Raises KeyError where there is neither the figure nor a default."""
-        found = self._at.get((name, mode))
-        if found is None:
-            if default is None:
-                raise KeyError((name, mode))
-            return default
-        return found.value
+    def value(self, name: str, mode: str) -> float:
+        """Raises KeyError."""
+        return self.at(name, mode).value
 
     def count(self, what: str) -> Figure:
         """One of the reliability benchmark's counts."""

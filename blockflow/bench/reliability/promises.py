@@ -385,12 +385,10 @@ PROMISES: Sequence[Promise] = (
 )
 
 
-def promise_grid(
-    stored: Mapping[str, Sequence[Figure]], promises: Sequence[Promise] = PROMISES
-) -> Grid:
+def promise_grid(stored: Mapping[str, Sequence[Figure]]) -> Grid:
     """All promises for which ``stored`` has results; those without come as not measured."""
     rows = []
-    for promise in promises:
+    for promise in PROMISES:
         found = find(promise, stored)
         text, verdict = (NOT_MEASURED, "") if found is None else (found.text, str(found.verdict))
         if verdict == Verdict.MISSED:
