@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from blockflow.bench import legs
+from blockflow.bench import calibration, legs
 from blockflow.bench.batching import run as batching
+from blockflow.bench.calibration import calibrate
 from blockflow.bench.profiling import measurer
 from blockflow.bench.reliability import clients
 from blockflow.bench.results import Figure, ResultFile
@@ -48,6 +49,9 @@ class Here:
         shared = partial(system.System, launcher=launcher)
         for module in (system, legs, clients, batching):
             patch.setattr(module, "System", shared)
+        # How steady the machine is is no matter of the tests: the least of the fixed work.
+        for module in (calibration, batching):
+            patch.setattr(module, "calibrate", lambda: calibrate(0.0))
         patch.setattr(measurer, "SubprocessLauncher", lambda: Forks(launcher))
 
     def run(self, name: str, *arguments: str, target: Path) -> list[Figure]:

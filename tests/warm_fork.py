@@ -29,6 +29,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -245,7 +246,8 @@ def show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def forget() -> None:
-    """What no program inherits: handlers of signals, of logs, the state of random numbers."""
+    """What no program inherits: handlers of signals, of logs, the state of random numbers, which
+    folder is for temporary files."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -256,6 +258,7 @@ def forget() -> None:
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("blockflow").setLevel(logging.NOTSET)
     random.seed()
+    tempfile.tempdir = None
 
 
 def main() -> None:

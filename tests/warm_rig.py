@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,16 +54,17 @@ class Warm:
         return WarmPopen(self._address, args, **options)
 
     @contextmanager
-    def spawning(self) -> Iterator[None]:
+    def spawning(self, *others: ModuleType) -> Iterator[None]:
         """What launchers of this process start meanwhile is forked, and so are the systems of the
-        benchmarks."""
+        benchmarks, and what the ``others`` start by their ``subprocess``."""
         stand_in = SimpleNamespace(
             Popen=self.popen,
             DEVNULL=subprocess.DEVNULL,
+            PIPE=subprocess.PIPE,
             TimeoutExpired=subprocess.TimeoutExpired,
         )
         with pytest.MonkeyPatch.context() as patch:
-            for module in (environment, server):
+            for module in (environment, server, *others):
                 patch.setattr(module, "subprocess", stand_in)
             yield
 

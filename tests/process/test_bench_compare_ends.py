@@ -24,6 +24,7 @@ from compare_rig import Repo, leftovers, results
 from blockflow.bench.compare import arms
 from blockflow.bench.compare.run import main
 from blockflow.bench.compare.trees import worktree
+from tests.warm_rig import Warm
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -86,25 +87,28 @@ def test_what_a_benchmark_has_started_ends_with_it(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+COMPARE = """
+import sys
+from blockflow.bench.compare import run
+run._CALIBRATE_S = 0.0
+sys.exit(run.main())
+"""
+
+
 @contextmanager
-def hanging(repo: Repo, tmp_path: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+def hanging(warm: Warm, repo: Repo, tmp_path: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A comparison of its own, whose benchmark hangs; it has ended afterwards."""
     arguments = repo.arguments(tmp_path / "out.jsonl", "--timeout", "300", *more)
-    # A shell may have this process ignore Ctrl-C, and its children would too.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "blockflow.bench.compare.run", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    running = warm.popen(
+        [sys.executable, "-c", COMPARE, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         end = time.monotonic() + WAIT_S
         while not repo.sign.exists():
@@ -119,11 +123,11 @@ def hanging(repo: Repo, tmp_path: Path, *more: str) -> Iterator[subprocess.Popen
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_it_has_measured(
-    repo: Repo, tmp_path: Path, number: signal.Signals
+    warm: Warm, repo: Repo, tmp_path: Path, number: signal.Signals
 ) -> None:
     repo.write(10.0, hang=repo.ran_times(5))
     repo.commit()
-    with hanging(repo, tmp_path, "--rounds", "5") as running:
+    with hanging(warm, repo, tmp_path, "--rounds", "5") as running:
         running.send_signal(number)
         printed, _ = running.communicate(timeout=WAIT_S)
     assert running.returncode == 130
@@ -137,18 +141,18 @@ def test_an_interrupted_run_keeps_what_it_has_measured(
 
 
 def test_a_run_interrupted_before_the_first_round_leaves_nothing_and_a_killed_one_a_worktree(
-    repo: Repo, tmp_path: Path
+    warm: Warm, repo: Repo, tmp_path: Path
 ) -> None:
     repo.write(10.0, hang=True)
     repo.commit()
-    with hanging(repo, tmp_path) as running:
+    with hanging(warm, repo, tmp_path) as running:
         running.terminate()
         printed, _ = running.communicate(timeout=WAIT_S)
     assert running.returncode == 130
     assert "CANCELLED" in printed
     assert not (tmp_path / "out.jsonl").exists()
     assert (repo.worktrees(), leftovers(tmp_path)) == (1, [])
-    with hanging(repo, tmp_path) as running:
+    with hanging(warm, repo, tmp_path) as running:
         benchmark = only_child(running.pid)
         running.kill()
         running.wait(WAIT_S)

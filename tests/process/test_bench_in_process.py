@@ -15,6 +15,12 @@ from blockflow.repository.repository import BlockRepository
 from tests.apart_rig import forked
 
 
+@pytest.fixture(autouse=True)
+def forks(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That others start from nothing is shown with those that need no torch (clients of loads)."""
+    forked(launcher, monkeypatch)
+
+
 def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
     repository = BlockRepository(tmp_path)
     for name in ("one", "two"):
@@ -27,10 +33,7 @@ def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
         assert other.pss_mib() > 1
 
 
-def test_a_block_that_does_not_load_is_a_typed_error(
-    tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forked(launcher, monkeypatch)  # that one starts from nothing is shown above
+def test_a_block_that_does_not_load_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(BlockFlowError) as caught:
         InProcess(Chain(tmp_path, ("missing",)))
     assert caught.value.code == "UNKNOWN_BLOCK"

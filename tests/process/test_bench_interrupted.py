@@ -16,6 +16,7 @@ import pytest
 
 from blockflow.bench.interrupts import INTERRUPTED, interruptible
 from blockflow.bench.other_process import run_apart
+from tests.warm_rig import Warm
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -43,7 +44,20 @@ def of_ours(folder: Path) -> list[Path]:
     return [p for p in folder.iterdir() if not p.name.startswith("torchinductor_")]
 
 
-def test_a_benchmark_takes_its_system_and_its_folder_along(tmp_path: Path) -> None:
+FUZZ = """
+import subprocess, sys
+from types import SimpleNamespace
+from blockflow.bench.demo import server
+from blockflow.launch.environment import subprocess as forks
+server.subprocess = SimpleNamespace(
+    Popen=forks.Popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+)
+from blockflow.bench.fuzz.run import main
+sys.exit(main())
+"""
+
+
+def test_a_benchmark_takes_its_system_and_its_folder_along(tmp_path: Path, warm: Warm) -> None:
     """The fuzzer stands for all: its system is a process of its own with a guardian, a control
     plane, a template, a Dispatcher and a worker."""
     scratch, run_root = tmp_path / "scratch", tmp_path.parent / "rf"  # short: paths of sockets
@@ -51,8 +65,8 @@ def test_a_benchmark_takes_its_system_and_its_folder_along(tmp_path: Path) -> No
     run_root.mkdir(mode=0o700)
     target = tmp_path / "fuzz.jsonl"
     arguments = ["--decoder-frames", "10", "--frames", "1000000000", "--json", str(target)]
-    benchmark = subprocess.Popen(
-        [sys.executable, "-m", "blockflow.bench.fuzz.run", *arguments],
+    benchmark = warm.popen(
+        [sys.executable, "-c", FUZZ, *arguments],
         cwd=ROOT,
         env={
             **os.environ,

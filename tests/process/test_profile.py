@@ -6,10 +6,10 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from blockflow.bench.profiling import measurer as measurers
+from blockflow.bench.profiling import run as profiling
 from blockflow.bench.profiling.candidates import candidates
 from blockflow.bench.profiling.child import errors_of
 from blockflow.bench.profiling.measurer import Workshop
@@ -43,6 +44,7 @@ from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests.bench_rig import Forks
+from tests.warm_rig import Warm
 
 SPEC = TensorSpec("float32", ("rows", 16))
 QUICK = Effort(confidence=0.5, seconds=0.2)
@@ -66,6 +68,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
     export_model(LoadedModel(other, "other", SPEC), repository, names=["other"])
     save_echo(repository, "slow", SPEC, settings={"delay_ms": 60})
     return repository
+
+
+@pytest.fixture(autouse=True)
+def little_fixed_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how steady the machine is, which is no matter of these tests."""
+    monkeypatch.setattr(profiling, "_CALIBRATE_S", 0.0)
 
 
 @pytest.fixture
@@ -205,11 +213,11 @@ def command(*args: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("forks")  # for what is measured in this process, in the end
-def test_ctrl_c_keeps_what_was_measured(repository: BlockRepository, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_measured(repository: BlockRepository, warm: Warm) -> None:
     args = ["slow", "-r", str(repository.root), "--threads", "1", "--rows", "1,2,4,8"]
     args += ["--seconds", "0.3", "--confidence", "0.9"]
     folder = repository.root / "slow" / "profiles"
-    with subprocess.Popen(command(*args), stderr=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with warm.popen(command(*args), stderr=PIPE, stdout=PIPE) as child:
         deadline = time.monotonic() + 60
         while not list(folder.glob("*.json")) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -228,12 +236,14 @@ def test_ctrl_c_keeps_what_was_measured(repository: BlockRepository, tmp_path: P
     assert len(record.profile.points) == 4
 
 
-def test_a_killed_one_leaves_nothing_after_the_next(repository: BlockRepository) -> None:
+def test_a_killed_one_leaves_nothing_after_the_next(
+    repository: BlockRepository, warm: Warm
+) -> None:
     save_echo(repository, "killed", SPEC, settings={"delay_ms": 20})
     args = ["killed", "-r", str(repository.root), "--threads", "1", "--rows", "1,2"]
     folder, root = repository.root / "killed" / "profiles", Path(os.environ["BLOCKFLOW_RUN_ROOT"])
     before = set(root.iterdir())  # of fixtures that live longer
-    with subprocess.Popen(command(*args), stderr=subprocess.DEVNULL) as child:
+    with warm.popen(command(*args), stderr=DEVNULL) as child:
         deadline = time.monotonic() + 60
         while not list(folder.glob("*.json")) and time.monotonic() < deadline:
             time.sleep(0.01)
