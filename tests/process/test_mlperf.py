@@ -20,8 +20,10 @@ from rich.console import Console
 from safetensors.numpy import save_file
 from system_rig import served
 from up_rig import without_torch
+from warm_rig import Warm
 
-from blockflow.bench.mlperf import calibrate
+from blockflow.bench.mlperf import calibrate, report
+from blockflow.bench.mlperf import run as run_module
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.document import make_document
@@ -53,6 +55,19 @@ TOPOLOGY = {
 }
 # A bound and a percentile that no busy machine misses: what is tested is not how fast it is.
 SURE = ("--short", "--duration", "0.1", "--queries", "30", "--percentile", "50")
+
+
+@pytest.fixture(autouse=True)
+def forks(warm: Warm) -> Iterator[None]:
+    """LoadGen's processes are; that one starts from nothing is shown in test_mlperf_disk.py."""
+    with warm.spawning(run_module):
+        yield
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For reports whose pictures nobody looks at."""
+    monkeypatch.setattr(report, "draw", lambda results, out: [])
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +151,7 @@ def test_the_server_scenario_searches_its_rate(
     assert (tmp_path / "rate.png").stat().st_size
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_given_rate_is_run_several_times(
     system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +165,7 @@ def test_a_given_rate_is_run_several_times(
     assert "all of 2 runs at 20 queries/s were VALID" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_single_failing_row_makes_the_run_invalid(
     system: System, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +265,7 @@ def test_an_accuracy_run_is_never_judged_by_the_labels_of_an_earlier_one(tmp_pat
         measure(folder)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_sigterm_ends_the_command_with_a_partial_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,13 +302,14 @@ def test_verdicts_are_shown_also_where_the_report_cannot_be_written(
     assert "NO_SPACE" in told.err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     tmp_path: Path,
     launcher: Launcher,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """That it is a process is for the next test."""
+    """That it is a process of its own is for the next test."""
     monkeypatch.setattr(bench_command, "Server", partial(SystemHere, launcher))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -347,6 +366,7 @@ def test_a_bad_topology_is_told_with_its_file(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_system_that_dies_ends_the_run_and_what_was_measured_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_dispatcher import FakeDispatcher
+from warm_rig import Warm
 
+from blockflow.bench.mlperf import run as run_module
 from blockflow.bench.mlperf import sut as sut_module
 from blockflow.bench.mlperf import validator as validator_module
 from blockflow.bench.mlperf.data import Inputs
@@ -255,6 +257,14 @@ class GarbageDispatcher(FakeDispatcher):
         super()._answer(who, request, body if self.looked_at.is_set() else bytes(len(body)))
 
 
+@pytest.fixture
+def forks(warm: Warm) -> Iterator[None]:
+    """LoadGen's processes are; that one starts from nothing is shown in test_mlperf_disk.py."""
+    with warm.spawning(run_module):
+        yield
+
+
+@pytest.mark.usefixtures("forks")
 def test_a_cache_behind_sockets_is_caught_and_the_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +288,7 @@ def test_a_cache_behind_sockets_is_caught_and_the_command_says_so(
     assert json.loads((tmp_path / "summary.json").read_text()) == found
 
 
+@pytest.mark.usefixtures("forks")
 def test_garbage_behind_sockets_is_caught(tmp_path: Path) -> None:
     with GarbageDispatcher() as fake:
 
@@ -303,6 +314,7 @@ def test_garbage_behind_sockets_is_caught(tmp_path: Path) -> None:
     assert not make_document(session, "a test")["valid"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_system_that_dies_in_a_test_leaves_what_was_found(tmp_path: Path) -> None:
     fake = FakeDispatcher()
     fake.delay_s = 0.01
