@@ -1,7 +1,8 @@
-"""What holds for every experiment of the thesis: whose figures stand beside, and what it draws.
+"""What holds for every experiment of the thesis: whose figures stand beside, what it draws, and
+what it leaves when its system dies, or Ctrl-C comes, in mid-run.
 
-Each runs over doubles, as in a full run. A new experiment is tested by being in the registry; what
-it draws is added to ``DRAWN``.
+Each runs over doubles of everything that computes or talks, with as many rounds as in a full run. A
+new experiment is tested by being in the registry; what it draws is added to ``DRAWN``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thesis_doubles import Doubled, Life, run_until, save_blocks
+from thesis_doubles import LOST, Doubled, Life, run_until, save_blocks
 
 from blockflow.bench import thesis_page
-from blockflow.bench.results import ResultFile
+from blockflow.bench.compare.judgement import MIN_PAIRS
+from blockflow.bench.results import PARTIAL, ResultFile
 from blockflow.bench.thesis import deployment, devices
 from blockflow.bench.thesis.beside import THESIS_MODEL
 from blockflow.bench.thesis.devices_figures import OVERHEAD
@@ -24,9 +26,18 @@ from blockflow.bench.thesis.experiment import Experiment, Findings, Settings
 from blockflow.bench.thesis.experiments import EXPERIMENTS
 from blockflow.bench.thesis.memory_measure import ROUNDS
 from blockflow.bench.thesis.memory_tables import TABLES
-from blockflow.bench.thesis.outcome import Call, Outcome, read_documents, write_outcome
-from blockflow.bench.thesis.report import write_report
+from blockflow.bench.thesis.outcome import (
+    Call,
+    Outcome,
+    State,
+    broken_off,
+    make_document,
+    read_documents,
+    write_outcome,
+)
+from blockflow.bench.thesis.report import sections, write_report
 from blockflow.bench.thesis.served import ARMS
+from blockflow.core.errors import BlockFlowError
 
 OTHER = "resnet18"
 
@@ -58,15 +69,28 @@ each = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_blocks(tmp_path_factory.mktemp("blocks"))
+
+
+@pytest.fixture(scope="module")
+def lives() -> dict[str, Life]:
+    """How much of its system each experiment has asked for, with the thesis's own model."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def found(repository: Path, lives: dict[str, Life]) -> Any:
     """What an experiment finds with a model, run once."""
-    repository = save_blocks(tmp_path_factory.mktemp("blocks"))
 
     @cache
     def run(experiment: Experiment, model: str) -> Findings:
+        life = Life()
         with pytest.MonkeyPatch.context() as patch:
             context = Doubled(repository, Settings(model=model))
-            made: Findings = run_until(experiment, context, Life(), patch)
+            made: Findings = run_until(experiment, context, life, patch)
+        if model == THESIS_MODEL:
+            lives[experiment.name] = life
         return made
 
     return run
@@ -129,6 +153,40 @@ def test_every_experiment_draws_what_it_says(
     names = {f"{experiment.name}-{stem}.png" for stem in DRAWN[experiment.name]}
     assert {p.name for p in tmp_path.glob("*.png")} == names
     assert {p["file"] for p in document["pictures"]} == names
+
+
+@each
+def test_all_but_the_last_round_is_kept_and_marked_when_the_system_dies(
+    experiment: Experiment,
+    found: Any,
+    lives: dict[str, Life],
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It dies just before the end, where all but the last round is known."""
+    whole = found(experiment, THESIS_MODEL)
+    assert whole.skipped is None
+    assert whole.figures and whole.tables and whole.plots
+    assert "too few rounds" not in whole.says  # a full run has enough of them
+    spent = lives[experiment.name].spent
+    assert spent, "nothing of it can die here: this test lacks doubles for it"
+
+    context = Doubled(repository)
+    assert context.settings == Settings(model=THESIS_MODEL)
+    with pytest.raises(BlockFlowError) as caught:
+        run_until(experiment, context, Life(spent - 1), monkeypatch)
+    assert caught.value.code == LOST
+    assert {f.name for f in context.kept} <= {f.name for f in whole.figures}
+    assert max((f.n for f in context.kept), default=0) >= MIN_PAIRS - 1, "not all rounds are kept"
+
+    outcome = broken_off(experiment, caught.value, context.kept, 1.0)
+    assert outcome.state is State.FAILED
+    assert all(f.labels[PARTIAL] for f in outcome.findings.figures)
+    document = make_document(outcome, Call(Settings(), "a command", {}), files=["kept.csv"])
+    assert document["partial"]
+    assert "PARTIAL" in document["tables"][0]["title"]
+    assert len(document["tables"][0]["rows"]) == len(context.kept)
+    assert any("PARTIAL" in getattr(part, "text", "") for part in sections([document]))
 
 
 def test_other_results_have_other_names() -> None:
