@@ -109,12 +109,16 @@ def test_no_figure_is_cut_off(
     wanted = ("--profile", str(file), "--seeds", "5", "--duration", str(0.05 * max(times, 0.04)))
     policies = ("--policy", "none", "--policy", "dvabatch", "--hop-ms", "0", "--turn-ms", "0")
     loads = ("--load", "0.5,1.2", "--processes", "1", "--warmup", "0")
-    status, out = simulate(capsys, *wanted, *policies, *loads, "--batches")
+    lines = tmp_path / "s.jsonl"
+    asked = ("--batches", "--results", str(lines))
+    status, out = simulate(capsys, *wanted, *policies, *loads, *asked)
     assert status == 0
+    out = out.replace(str(lines), "")
     assert "…" not in out and not re.search(r"\de[+-]\d", out)
     assert max(map(len, out.splitlines())) <= width
-    entries = document(capsys, *wanted, *policies, *loads)["entries"]
-    figures = [e[name] for e in entries for name in ("mean_ms", "versus_first") if e[name]]
+    stored = map(json.loads, lines.read_text().splitlines())
+    figures = [f for f in stored if f["name"] in ("simulated latency", "latency ratio")]
+    assert len(figures) == 4 + 2
     assert {f["n"] for f in figures} == {5}
     for f in figures:
         value, low, high = (significant(f[k], 3) for k in ("value", "low", "high"))
