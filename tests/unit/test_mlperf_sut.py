@@ -218,7 +218,8 @@ def test_what_is_written_of_a_run_that_is_given_up_is_of_the_same_samples(tmp_pa
 # --- before the run ------------------------------------------------------------------------------
 
 
-def test_calibration_measures_and_a_failure_is_raised() -> None:
+def test_calibration_measures_and_a_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "LEAST_S", 0.03)
     data = {"a": TaskData([np.zeros((1, 4), np.float32)], "float32", 8)}
     settings = make_settings(Scenario.OFFLINE, Mode.PERFORMANCE, FREE, short=True)
     found = calibrate(FakeClient(), Library.once({"a": 1}), data, settings)
