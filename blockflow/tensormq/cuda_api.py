@@ -25,6 +25,7 @@ IPC_HANDLE_BYTES = 64
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
+DEVICE_UNAVAILABLE = 46
 INVALID_CONTEXT = 201
 NO_PEER_ACCESS = 217
 INVALID_HANDLE = 400
@@ -34,6 +35,11 @@ ALREADY_REGISTERED = 712
 NOT_REGISTERED = 713
 NOT_SUPPORTED = 801
 """Status codes of the driver (CUresult) that are told apart here."""
+
+_REMEDIES = {
+    DEVICE_UNAVAILABLE: "its compute mode keeps it for one process, or for none: nvidia-smi -c "
+    "DEFAULT as root, or NVIDIA's multi-process service (docs/cuda-ipc.md)",
+}
 
 
 class CudaError(SystemError_):
@@ -48,6 +54,7 @@ class CudaError(SystemError_):
             "NO_SPACE" if status == OUT_OF_MEMORY else "INTERNAL",
             f"{call} failed: {name} ({status})",
             where="CUDA",
+            hint=_REMEDIES.get(status, ""),
         )
         self.status = status
 
@@ -72,7 +79,6 @@ class DeviceFacts:
         name, uuid: the driver's (``GPU-...`` or ``MIG-...``, as NVML writes it).
         total_bytes: of its memory.
         unified_addressing, ipc_events: what IPC needs.
-        exclusive: one process only may use it (compute mode).
         read_only_pins: memory that this process may only read can be page-locked.
     """
 
@@ -81,7 +87,6 @@ class DeviceFacts:
     total_bytes: int
     unified_addressing: bool
     ipc_events: bool
-    exclusive: bool
     read_only_pins: bool
 
 

@@ -42,11 +42,9 @@ _LAZY_PEER_ACCESS = 0x1
 _REGISTER_PORTABLE = 0x1
 _REGISTER_READ_ONLY = 0x8
 
-_ATTRIBUTE_COMPUTE_MODE = 20
 _ATTRIBUTE_UNIFIED_ADDRESSING = 41
 _ATTRIBUTE_READ_ONLY_REGISTER = 113
 _ATTRIBUTE_IPC_EVENTS = 125
-_COMPUTE_MODE_DEFAULT = 0
 
 
 class _IpcHandle(ctypes.Structure):
@@ -226,7 +224,6 @@ class CudaDriver(CudaApi):
             total.value,
             self._attribute(_ATTRIBUTE_UNIFIED_ADDRESSING) == 1,
             self._attribute(_ATTRIBUTE_IPC_EVENTS) == 1,
-            self._attribute(_ATTRIBUTE_COMPUTE_MODE) != _COMPUTE_MODE_DEFAULT,
             self._attribute(_ATTRIBUTE_READ_ONLY_REGISTER) == 1,
         )
 

@@ -93,7 +93,6 @@ class FakeCuda(CudaApi):
             f"GPU-fake-{self.ordinal}",
             self._total,
             **has,
-            exclusive=self._lacking("sharing"),
             read_only_pins=self._read_only_pins,
         )
 

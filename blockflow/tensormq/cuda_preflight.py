@@ -37,8 +37,6 @@ def _refusal(facts: DeviceFacts) -> str:
         return f"{facts.name} has no unified addressing, which CUDA IPC needs"
     if not facts.ipc_events:
         return f"{facts.name} has no interprocess events (integrated and virtual devices lack them)"
-    if facts.exclusive:
-        return f"{facts.name} is in an exclusive or prohibited compute mode: one process at most"
     return ""
 
 

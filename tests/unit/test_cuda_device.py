@@ -257,7 +257,6 @@ def test_an_able_device(api: FakeCuda) -> None:
     [
         ("unified_addressing", "unified addressing"),
         ("ipc_events", "interprocess events"),
-        ("sharing", "compute mode"),
     ],
 )
 def test_what_a_device_lacks_is_named(tmp_path: Path, lack: str, reason: str) -> None:

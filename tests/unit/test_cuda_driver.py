@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 (not while the loader is a stand-in)
 
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq import cuda_driver
 from blockflow.tensormq.cuda_api import CudaError, EventKind
 from blockflow.tensormq.cuda_driver import _BLOCKING, _SHORT, CudaDriver, _IpcHandle, uuid_text
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.memory import open_device
 
 HANDLE = bytes(range(64))
@@ -152,11 +154,23 @@ def test_facts_and_peers(library: StandIn, driver: CudaDriver) -> None:
     assert facts.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert facts.total_bytes == 141 << 30
     assert facts.unified_addressing and facts.ipc_events and facts.read_only_pins
-    assert facts.exclusive, "compute mode 1"
     assert driver.readable_by(0)
     assert not driver.readable_by(2), "there are two"
     library.outputs["cuDeviceCanAccessPeer"] = 0
     assert not driver.readable_by(0)
+
+
+def test_an_exclusive_device_is_shared_by_the_clients_of_nvidias_service(
+    library: StandIn, driver: CudaDriver
+) -> None:
+    """Its manual sets that mode, which binds the service alone. (All attributes are 1 here.)"""
+    assert preflight(driver, {}).able
+
+
+def test_a_device_that_another_process_has_alone_says_what_to_do(library: StandIn) -> None:
+    library.status["cuDevicePrimaryCtxRetain"] = 46
+    with pytest.raises(CudaError, match="nvidia-smi -c DEFAULT"):
+        CudaDriver(0)
 
 
 def test_a_status_becomes_an_error(library: StandIn, driver: CudaDriver) -> None:
