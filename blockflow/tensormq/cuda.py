@@ -198,7 +198,8 @@ class CudaProducer(ShmProducer):
         return self._capacity if self.slab else 0
 
     def close(self) -> None:
-        """Free the slab when every consumer has closed it, or leave that to the process's end."""
+        """Free the slab when every consumer has closed it and the device is through, or leave that
+        to the process's end."""
         with self._lock:
             if self._closed:
                 return
@@ -215,9 +216,13 @@ class CudaProducer(ShmProducer):
             _LOG.warning("a consumer has the slab open still: the process's end frees it")
             return
         try:
+            self.device.keep(self)
+            if not self.device.completions.wait_idle(_CLOSE_S):
+                # The driver frees when the device has done all it was given: never, perhaps.
+                _LOG.warning("the device is at something still: the process's end frees the slab")
+                return
             self._trial.free()
             if slab:
-                self.device.api.stream_synchronize(self.device.stream)
                 self._destroy_events()
                 self.device.api.mem_free(slab)
         except CudaError as exc:

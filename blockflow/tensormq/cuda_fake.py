@@ -137,6 +137,8 @@ class FakeCuda(CudaApi):
             users = self.world.importers(memory.name)
             if users:
                 raise self._broken(f"{memory.name} freed while processes {users} have it open")
+        self._await_all()
+        with self._lock:
             self._mapped.forget(memory)
             self.world.remove(memory.name)
 
@@ -175,12 +177,15 @@ class FakeCuda(CudaApi):
             pending = self.world.pending(memory.name)
             if pending:
                 raise self._broken(f"{memory.name} closed while it is in use: {pending}")
-            streams = list(self._streams.values())
-        for stream in streams:  # it waits until the device has nothing more to do for this process
-            stream.synchronize()
+        self._await_all()
         with self._lock:
             self._mapped.forget(memory)
             self.world.closed(memory.name)
+
+    def _await_all(self) -> None:
+        """The driver closes and frees when the device has nothing more to do for this process."""
+        for stream in list(self._streams.values()):
+            stream.synchronize()
 
     def host_register(self, address: int, nbytes: int, read_only: bool) -> None:
         self._check()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.tensormq import cuda_consumer
+from blockflow.tensormq import cuda, cuda_consumer
 from blockflow.tensormq.channel import InBuffer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaConsumer
@@ -78,6 +78,23 @@ def test_who_hears_of_a_death_does_not_wait_for_the_device(scene: Scene) -> None
     scene.sent(FIRST).release()
     scene.stall(scene.device)
     assert ends(lambda: scene.consumer.peer_gone(FIRST))
+
+
+def test_an_owner_whose_device_is_stuck_leaves_its_memory_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver frees when the device has nothing more to do, too."""
+    monkeypatch.setattr(cuda, "_CLOSE_S", 0.01)
+    api, gate = FakeCuda(tmp_path, eager=False), threading.Event()
+    device = CudaDevice(api)
+    with RunDir.create() as run_dir:
+        owner = CudaProducer(device, run_dir.path, FIRST, 1 << 20, 4)
+        owner.open_slab()
+        api.launch(device.stream, lambda: gate.wait(30) and None)
+        assert ends(owner.close)
+        assert api.counts()["memories"] == 2
+    gate.set()
+    assert device.close()
 
 
 def test_others_tensors_are_opened_while_memory_is_being_closed(scene: Scene) -> None:
