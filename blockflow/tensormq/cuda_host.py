@@ -48,10 +48,12 @@ class Pins:
         known = self._regions.get(address)
         if known is not None and known[0] >= len(region):
             return True
-        if read_only in self.failed:
+        if known is None and read_only in self.failed:
             return False
         with self._lock:
-            self._drop(address)
+            self._drop(address)  # in any case: a copy must not begin within it and end beyond
+            if read_only in self.failed:
+                return False
             try:
                 self._api.host_register(address, len(region), read_only)
             except CudaError as exc:

@@ -89,6 +89,24 @@ def test_what_is_refused_once_is_not_asked_for_again_and_stops_no_other_kind(
     assert kept() is not None, "it must not vanish while it is registered"
 
 
+def test_what_has_grown_when_nothing_more_can_be_page_locked_is_let_go(
+    device: CudaDevice, api: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (memoryview(mmap.mmap(-1, 2 * PAGE)) for _ in range(2))
+    assert device.pins.cover(first[:PAGE], False)
+
+    def full(address: int, nbytes: int, read_only: bool) -> None:
+        raise CudaError("cuMemHostRegister_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(api, "host_register", full)
+    assert not device.pins.cover(second, False)
+    assert device.pins.cover(first[:PAGE], False), "that is locked still"
+    assert not device.pins.cover(first, False)
+    pointer = api.mem_alloc(PAGE)
+    device.upload(pointer, first[PAGE // 2 :][:PAGE])  # a partly locked region would be refused
+    api.stream_synchronize(device.stream)
+
+
 def test_without_page_locking_copies_work_all_the_same(tmp_path: Path) -> None:
     device = CudaDevice(FakeCuda(tmp_path, lacks=["registering"]))
     region = memoryview(mmap.mmap(-1, LARGE))
