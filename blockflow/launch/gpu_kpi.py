@@ -135,9 +135,14 @@ class GpuProbe:
 
 
 def _memory_of(nvml: Any, handle: Any, pid: int) -> int | None:
-    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-        if process.pid == pid:
-            return None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+    # NVML has a list of its own for clients of the multi-process service.
+    for running in (
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+        nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+    ):
+        for process in running(handle):
+            if process.pid == pid:
+                return None if process.usedGpuMemory is None else int(process.usedGpuMemory)
     return None
 
 

@@ -66,6 +66,9 @@ class FakeNvml:
         mine = SimpleNamespace(pid=os.getpid(), usedGpuMemory=self._get("memory", 512 << 20))
         return [SimpleNamespace(pid=1, usedGpuMemory=1), mine]
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, _: Any) -> list[Any]:
+        return []
+
     def nvmlDeviceGetClockInfo(self, _: Any, kind: int) -> int:
         return {1: 1980, 2: 3201}[kind]
 
@@ -131,6 +134,16 @@ def test_a_hidden_process_has_no_memory_figure(
     for shown in ([], [SimpleNamespace(pid=424242, usedGpuMemory=None)]):
         monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda _, s=shown: s)
         assert GpuProbe("cuda:0").sample(0, 0)["gpu_memory"] is None
+
+
+def test_a_client_of_nvidias_service_has_its_memory_figure(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = nvml.nvmlDeviceGetComputeRunningProcesses(0)
+    server = [SimpleNamespace(pid=1, usedGpuMemory=30 << 20)]
+    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: server)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMPSComputeRunningProcesses", lambda _: mine)
+    assert GpuProbe("cuda:0").sample(0, 0)["gpu_memory"] == 512 << 20
 
 
 @pytest.mark.parametrize(
