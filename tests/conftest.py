@@ -146,7 +146,7 @@ def has_cuda() -> bool:
     if os.environ.get("BLOCKFLOW_CUDA_DOUBLE"):
         return True
     # torch takes a second to import; without the driver's device node it need not be asked.
-    if not Path("/dev/nvidiactl").exists():
+    if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):  # WSL has the latter
         return False
     import torch
 

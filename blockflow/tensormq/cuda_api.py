@@ -26,6 +26,7 @@ INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
 DEVICE_UNAVAILABLE = 46
+NO_DEVICE = 100
 INVALID_CONTEXT = 201
 NO_PEER_ACCESS = 217
 INVALID_HANDLE = 400
@@ -34,11 +35,26 @@ ILLEGAL_ADDRESS = 700
 ALREADY_REGISTERED = 712
 NOT_REGISTERED = 713
 NOT_SUPPORTED = 801
+SYSTEM_NOT_READY = 802
+DRIVER_MISMATCH = 803
+COMPAT_NOT_SUPPORTED = 804
+MPS_CONNECTION_FAILED = 805
+MPS_MAX_CLIENTS = 808
 """Status codes of the driver (CUresult) that are told apart here."""
 
 _REMEDIES = {
     DEVICE_UNAVAILABLE: "its compute mode keeps it for one process, or for none: nvidia-smi -c "
     "DEFAULT as root, or NVIDIA's multi-process service (docs/cuda-ipc.md)",
+    NO_DEVICE: "see what nvidia-smi shows, CUDA_VISIBLE_DEVICES, and whether the container has "
+    "been given its GPUs (docker run --gpus all)",
+    SYSTEM_NOT_READY: "a machine with NVSwitches needs its fabric manager: systemctl start "
+    "nvidia-fabricmanager",
+    DRIVER_MISMATCH: "the driver has been updated since the machine started: restart it",
+    COMPAT_NOT_SUPPORTED: "this GPU takes no libcuda of another driver's: leave cuda/compat out of "
+    "LD_LIBRARY_PATH",
+    MPS_CONNECTION_FAILED: "the service that CUDA_MPS_PIPE_DIRECTORY or /tmp/nvidia-mps stands for "
+    "does not answer: end it, and start it as this user",
+    MPS_MAX_CLIENTS: "NVIDIA's service takes no more processes: place several blocks in one worker",
 }
 
 

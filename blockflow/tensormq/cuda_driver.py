@@ -33,7 +33,7 @@ from blockflow.tensormq.cuda_here import DRIVER
 if TYPE_CHECKING:
     from torch import Tensor
 
-_UVM = Path("/dev/nvidia-uvm")
+_UVM, _WSL = Path("/dev/nvidia-uvm"), Path("/dev/dxg")
 _DEVICEPTR = ctypes.c_uint64
 _DEVICE = c_int
 
@@ -148,7 +148,7 @@ def _driver() -> _Library:
     try:
         library.call("cuInit", 0)
     except CudaError as exc:
-        if _UVM.exists():
+        if exc.hint or _UVM.exists() or _WSL.exists():
             raise
         # The driver would load its module and make this file by a setuid helper, which a process
         # without new privileges cannot use (docs/security.md). Whoever used the GPU first has.

@@ -173,6 +173,18 @@ def test_a_device_that_another_process_has_alone_says_what_to_do(library: StandI
         CudaDriver(0)
 
 
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(100, "--gpus all"), (802, "fabricmanager"), (805, "does not answer")]
+)
+def test_a_driver_that_does_not_start_says_what_to_do(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, remedy: str
+) -> None:
+    monkeypatch.setattr(cuda_driver, "_UVM", tmp_path / "nvidia-uvm")
+    library.status["cuInit"] = status
+    with pytest.raises(CudaError, match=remedy):
+        CudaDriver(0)
+
+
 def test_a_status_becomes_an_error(library: StandIn, driver: CudaDriver) -> None:
     library.status |= {"cuMemAlloc_v2": 2, "cuIpcOpenMemHandle_v2": 201, "cuGetErrorName": 1}
     with pytest.raises(CudaError) as info:
@@ -213,6 +225,16 @@ def test_a_driver_that_cannot_load_its_module_says_how(
         CudaDriver(0)
     assert "nvidia-modprobe" in (info.value.hint or "")
     (tmp_path / "nvidia-uvm").touch()
+    with pytest.raises(CudaError):
+        CudaDriver(0)
+
+
+def test_where_the_driver_has_no_module_there_is_none_to_load(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library.status["cuInit"] = 999
+    monkeypatch.setattr(cuda_driver, "_UVM", tmp_path / "nvidia-uvm")
+    monkeypatch.setattr(cuda_driver, "_WSL", tmp_path)
     with pytest.raises(CudaError):
         CudaDriver(0)
 
