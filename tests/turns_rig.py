@@ -197,6 +197,7 @@ class Rig(Bench):
         self.runner = runner = SimpleNamespace(
             compute=lambda batch: self._compute(batch, at_home=True),
             compute_beside=lambda batch: self._compute(batch, at_home=False),
+            sent=lambda: None,
             set_threads=lambda n: None,
             widen=lambda n: None,
             threads=1,

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, EventKind
 
 _LOG = logging.getLogger("blockflow.cuda")
+_Job = tuple[int, bool, Callable[[], None]]
+"""An event, whether it is of the thread's own, and what to call."""
+
 TEND_S = 0.2
 """How often the thread looks after other things, at least."""
 
@@ -38,9 +41,8 @@ class Completions:
         self._tend = tend
         self._broken = broken
         self.lost = False
-        self._queue: queue.SimpleQueue[tuple[int, bool, Callable[[], None]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._kept: deque[_Job] = deque()
         self._spare: deque[int] = deque()
         self._lock = threading.Lock()
         self._pending = 0
@@ -66,9 +68,27 @@ class Completions:
         """``call()`` when ``event`` (the caller's) has come."""
         self._put(event, False, call)
 
+    def later(self, event: int, call: Callable[[], None]) -> None:
+        """As :meth:`when`, for who has something more urgent to do: the thread, which would want
+        the interpreter meanwhile, is woken by :meth:`go_on`, or by what comes behind."""
+        with self._lock:
+            self._pending += 1
+            self._kept.append((event, False, call))
+
+    def go_on(self) -> None:
+        """What :meth:`later` was told is looked after now."""
+        if self._kept:
+            with self._lock:
+                self._take_up()
+
+    def _take_up(self) -> None:
+        while self._kept:
+            self._queue.put(self._kept.popleft())
+
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Whether everything was called within this time; None: however long it takes."""
         with self._idle:
+            self._take_up()
             return self._idle.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
@@ -84,7 +104,8 @@ class Completions:
     def _put(self, event: int, own: bool, call: Callable[[], None]) -> None:
         with self._lock:
             self._pending += 1
-        self._queue.put((event, own, call))
+            self._take_up()
+            self._queue.put((event, own, call))
 
     def _run(self) -> None:
         tended = time.monotonic()
@@ -95,6 +116,7 @@ class Completions:
             try:
                 job = self._queue.get(timeout=TEND_S)
             except queue.Empty:
+                self.go_on()
                 continue
             if job is None:
                 return
@@ -166,7 +188,8 @@ class DeviceQueue:
 
         Waits first until fewer than ``depth`` are under way. ``record(ns)`` gets the batch's time
         on the device when it is done, in the completions' thread; never if the device is lost
-        before, which errors of its kernels are told by.
+        before, which errors of its kernels are told by. That thread is not woken before
+        :meth:`Completions.go_on`: first the batch's messages leave.
 
         Raises:
             CudaError: the device is lost, by this batch or by one before it.
@@ -178,7 +201,7 @@ class DeviceQueue:
             with self._lock:
                 batch.open = False
             self._api.event_record(batch.stop, self._stream)
-            self._completions.when(batch.stop, lambda: self._end(batch, record))
+            self._completions.later(batch.stop, lambda: self._end(batch, record))
 
     def within(self, call: Callable[[], None]) -> None:
         """``call()`` in the completions' thread when the device is past all that the stream holds

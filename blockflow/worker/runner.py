@@ -131,6 +131,13 @@ class Runner:
         with torch.inference_mode():
             self.compute(batch)
 
+    def sent(self) -> None:
+        """The messages of what was computed last have left: what is to follow it on a device may
+        take its share of the interpreter."""
+        memory = self._memory
+        if memory is not None and memory.device is not None:
+            memory.device.completions.go_on()
+
     @property
     def concurrent(self) -> bool:
         """Whether every engine here can compute beside the others."""

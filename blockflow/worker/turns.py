@@ -54,6 +54,8 @@ class Computes(Protocol):
 
     def compute_beside(self, batch: Batch) -> None: ...
 
+    def sent(self) -> None: ...
+
 
 class WatchedSockets:
     """The data thread's epoll, as :class:`~blockflow.tensormq.push.PushCache` wants a poller."""
@@ -160,6 +162,7 @@ class Turns:
             executor.ordered(batch)  # unless it has landed already
         else:
             executor.computed(batch)
+        self._runner.sent()
         if self.attentive:
             self._wake()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.tensormq import cuda_completions
 from blockflow.tensormq.arena import DEVICE_BIT, arena_path
 from blockflow.tensormq.cuda_api import ILLEGAL_ADDRESS, IPC_HANDLE_BYTES, CudaError
 from blockflow.tensormq.cuda_book import BookReader, Export, make_book, write_export, write_trial
@@ -106,6 +107,27 @@ def test_what_is_settled_has_been_told(device: CudaDevice, api: FakeCuda) -> Non
             api.launch(device.stream, lambda: None)
         device.queue.settle()
         assert len(told) == n + 1
+
+
+def test_a_batchs_end_wakes_nobody_before_its_messages_have_left(
+    api: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_completions, "TEND_S", 60.0)  # by then it is looked after anyway
+    device, told, some = CudaDevice(api), list[str](), threading.Event()
+    for name in ("first", "second"):
+        with device.queue.batch(lambda ns, name=name: told.append(name)):  # type: ignore[misc]
+            pass
+    assert (device.completions.pending, told) == (2, [])
+    device.completions.after(device.stream, some.set)
+    assert some.wait(10)
+    assert told == ["first", "second"]
+    with device.queue.batch(lambda ns: told.append("third")):
+        pass
+    device.queue.settle()
+    with device.queue.batch(lambda ns: told.append("fourth")):
+        pass
+    device.completions.go_on()
+    assert device.close() and told[2:] == ["third", "fourth"]
 
 
 def test_events_are_used_again(device: CudaDevice, api: FakeCuda) -> None:

@@ -257,6 +257,17 @@ def test_who_copies_beside_the_engine_thread_does_it_in_its_stream(tmp_path: Pat
     worker.close()
 
 
+def test_when_messages_have_left_the_devices_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, told = Landing(tmp_path), list[str]()
+    monkeypatch.setattr(worker.device.completions, "go_on", lambda: told.append("go on"))
+    worker.runner.sent()
+    assert told == ["go on"]
+    Runner({}, FailPoints("", tmp_path)).sent()  # on a CPU nothing follows
+    worker.close()
+
+
 def test_nothing_lands_of_a_device_that_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

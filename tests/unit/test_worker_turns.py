@@ -27,6 +27,16 @@ def test_the_engine_thread_receives_computes_and_sends_and_wakes_nobody() -> Non
         assert rig.answered() == [1]
 
 
+def test_what_follows_on_a_device_is_looked_after_when_the_message_has_left() -> None:
+    with serving(lanes=1) as rig:
+        left: list[list[list[int]]] = []
+        rig.runner.sent = lambda: left.append(list(rig.sink.sent))
+        rig.send(1)
+        for _ in range(2):
+            rig.go(rig.engine)
+        assert left == [[[1]]]
+
+
 def test_the_data_thread_reads_while_the_engine_thread_computes_and_then_no_more() -> None:
     with serving(lanes=1) as rig:
         rig.send(1)
