@@ -198,8 +198,9 @@ class Runner:
                 self._blank(batch)
         except Exception as exc:  # no memory for the output itself: the worker goes on without it
             batch.result = None
+            error = _without_output(stage, exc)
             for ticket in batch.tickets:
-                batch.errors.setdefault(ticket.key, _as_error(stage, exc))
+                batch.errors.setdefault(ticket.key, error)
         finally:
             stage.give_back(engine)
         if not batch.compute_to_ns:
@@ -363,6 +364,15 @@ def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:
         return exc
     _LOG.error("engine of %s raised", stage.name, exc_info=exc)
     return BlockError("BLOCK_FAILED", f"{type(exc).__name__}: {exc}"[:500], where=stage.name)
+
+
+def _without_output(stage: Stage, exc: Exception) -> BlockFlowError:
+    """NO_SPACE for want of memory, as where an arena has none; it is not the block's fault."""
+    lacking = no_room(exc, "no memory for an output", stage.name)
+    if lacking is None:
+        return _as_error(stage, exc)
+    _LOG.warning("no memory for an output of %s: %s", stage.name, str(exc))
+    return lacking
 
 
 def release_load_memory() -> None:

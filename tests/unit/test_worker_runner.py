@@ -304,7 +304,7 @@ def test_without_memory_for_the_output_the_requests_fail_and_the_worker_goes_on(
 
     monkeypatch.setattr(InlineOutBuffer, "tensor", no_memory)
     batch = bench.compute(*([[float(n), 2.0]] for n in range(tickets)), slot=True)
-    assert [e.code for e in batch.errors.values()] == ["BLOCK_FAILED"] * tickets
+    assert [e.code for e in batch.errors.values()] == ["NO_SPACE"] * tickets
     assert batch.result is None and bench.engine.calls == []
     monkeypatch.setattr(InlineOutBuffer, "tensor", whole)
     assert rows_of(bench.compute([[1, 2]], slot=True)) == [[2, 4]]
