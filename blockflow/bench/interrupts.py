@@ -18,7 +18,8 @@ from typing import ParamSpec
 INTERRUPTED = 130
 """The exit status of a run that was ended so, as shells say it."""
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a person, a service or a terminal that is closed ends a command with."""
 
 P = ParamSpec("P")
 
@@ -31,7 +32,7 @@ def interruptible() -> Iterator[None]:
     They mean again what they did when the context ends. Only for the main thread.
     """
     # None is a handler that is not Python's: it cannot be set again.
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in _NUMBERS}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDING}
     for number, handler in before.items():
         # Shells have background commands ignore Ctrl-C, which is meant for another one, and nohup
         # has any ignore SIGHUP.
@@ -46,7 +47,7 @@ def interruptible() -> Iterator[None]:
 
 def hold() -> None:
     """Ignore them from now on: processes end, folders go and figures are written undisturbed."""
-    for number in _NUMBERS:
+    for number in ENDING:
         # Not SIG_IGN: a process that is started meanwhile would inherit it and could not be ended.
         signal.signal(number, _ignore)
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from blockflow import __version__
-from blockflow.bench.interrupts import interruptible
+from blockflow.bench.interrupts import ENDING, interruptible
 from blockflow.cli import lazy
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
@@ -166,9 +167,12 @@ def _nowhere() -> BlockFlowError:
 @contextmanager
 def _listening(args: Sequence[str]) -> Iterator[None]:
     """Raises KeyboardInterrupt when a command was interrupted and has not told so itself."""
-    if args[:1] == ["up"] or threading.current_thread() is not threading.main_thread():
-        # It has handlers of its own, which stay until its process has ended; none can be set here.
-        yield
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no handler can be set here
+        return
+    if args[:1] == ["up"]:
+        with _nothing_to_stop():
+            yield
         return
     with interruptible():
         waiting = signal.getsignal(signal.SIGTERM)
@@ -181,6 +185,26 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
             # Whatever others have made of it: an exit status, or an error of their own (extension
             # modules do, while they are imported).
             raise KeyboardInterrupt from exc
+
+
+@contextmanager
+def _nothing_to_stop() -> Iterator[None]:
+    """``up`` has handlers of its own, which stay until its process has ended. Until it has set them
+    there is nothing that would have to be ended in order."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is _leave:
+                signal.signal(number, handler)
+
+
+def _leave(number: int, frame: types.FrameType | None) -> None:
+    os._exit(ExitCode.OK)  # an exception might be taken for another one in an import
 
 
 def _report(error: BlockFlowError, args: Sequence[str]) -> int:

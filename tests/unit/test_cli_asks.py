@@ -263,7 +263,7 @@ def test_only_up_handles_signals_by_itself() -> None:
     before = signal.getsignal(signal.SIGTERM)
     for words, own in ((["up"], True), (["drain", "up"], False), ([], False)):
         with cli_main._listening(words):
-            assert (signal.getsignal(signal.SIGTERM) == before) is own
+            assert (signal.getsignal(signal.SIGTERM) == cli_main._leave) is own
     assert signal.getsignal(signal.SIGTERM) == before
 
 

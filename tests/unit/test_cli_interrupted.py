@@ -33,3 +33,25 @@ def test_what_was_asked_for_goes_on(
     out, err = capsys.readouterr()
     assert out.strip() == ""
     assert "the control plane goes on" in err and "blockflow status" in err
+
+
+class _Left(BaseException):
+    """In a process's place."""
+
+
+def test_a_system_that_is_ended_before_it_has_begun_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(status: int) -> None:
+        raise _Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(
+        "blockflow.launch.process.raise_descriptor_limit",
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(_Left) as left:
+        main(["up"])
+    assert left.value.args == (0,)
+    assert signal.getsignal(signal.SIGTERM) == before
