@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import socket as std_socket
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import zmq
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
-from blockflow.core.scarcity import SCARCE, no_room
+from blockflow.core.scarcity import SCARCE, failure, no_room
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
 from blockflow.tensormq.janitor import data_socket_path
@@ -67,7 +68,8 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     """A context of this process; make it after a fork, never before.
 
     Raises:
-        SystemError_: MISSING_EXTRA: libzmq is too old to be safe.
+        SystemError_: MISSING_EXTRA: libzmq is too old to be safe; NO_SPACE: this process gets no
+            thread, and libzmq would end it.
     """
     version = zmq.zmq_version_info()
     if version < OLDEST_LIBZMQ:
@@ -76,6 +78,7 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             f"libzmq {version} is older than {OLDEST_LIBZMQ}",
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
+    _try_threads(io_threads + 1)  # and one that closes sockets
     # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
     # counter begins at C's rand(), which begins at the same number in every process: a peer could
     # give itself the name that comes next.
@@ -86,6 +89,22 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     with suppress(zmq.ZMQError):
         context.set(_ZERO_COPY_RECV, 0)
     return context
+
+
+def _try_threads(count: int) -> None:
+    go = threading.Event()
+    threads = [threading.Thread(target=go.wait, daemon=True) for _ in range(count)]
+    started = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as e:
+        raise failure(e, f"ZeroMQ needs {count} threads: {e}", "libzmq") from e
+    finally:
+        go.set()
+        for thread in started:
+            thread.join()
 
 
 def bind_pull(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from sockets_rig import receive
 
 from blockflow.client.dealer import Dealer
 from blockflow.core import limits
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.tensormq import sockets
 from blockflow.tensormq.curve import Gatekeeper, as_client
 from blockflow.tensormq.keys import ClientKeys, KeyPair
 from blockflow.tensormq.push import PushCache
-from blockflow.tensormq.sockets import bind_pull, bind_router
+from blockflow.tensormq.sockets import bind_pull, bind_router, new_context
 
 run_dir, ctx, transport = sockets_rig.run_dir, sockets_rig.ctx, sockets_rig.transport
 
@@ -128,3 +129,16 @@ def test_no_descriptor_for_the_look_at_who_listens(
     with pytest.raises(SystemError_) as e:
         bind_pull(ctx, "ipc", run_dir, 1)
     assert e.value.code == "NO_SPACE"
+
+
+def test_without_threads_it_is_said_rather_than_that_libzmq_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(BlockFlowError) as refused:
+        new_context()
+    assert refused.value.code == "NO_SPACE"
+    assert "ulimit" in refused.value.hint
