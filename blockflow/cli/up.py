@@ -107,7 +107,7 @@ def up(
     from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
     from blockflow.launch.outlet import wait_for_nobody
-    from blockflow.launch.process import ending_signals, raise_descriptor_limit
+    from blockflow.launch.process import ending_signals, own_what_is_made, raise_descriptor_limit
     from blockflow.launch.whereabouts import settle
 
     everywhere = {"0.0.0.0", "::"} & {host, client_host}
@@ -119,6 +119,7 @@ def up(
             hint="take two; 0 is a free one",
         )
     raise_descriptor_limit()
+    own_what_is_made()
     wait_for_nobody()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
         logging.getLogger("blockflow").setLevel(logging.INFO)

@@ -186,6 +186,11 @@ def drop_capabilities() -> None:
     _check(_LIBC.capset(header, none))
 
 
+def own_what_is_made() -> None:
+    """Whatever this process makes it may use itself, also where the umask would not let it."""
+    os.umask(os.umask(0o077) & 0o077)
+
+
 def ending_signals() -> tuple[signal.Signals, ...]:
     """What a person, a service or a terminal that is closed ends a system with. SIGHUP is none
     where whoever started this process has had it ignored (nohup)."""

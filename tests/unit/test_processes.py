@@ -25,6 +25,7 @@ from blockflow.launch.process import (
     kill_process,
     not_started,
     open_process,
+    own_what_is_made,
     raise_descriptor_limit,
     readable,
     shown_name,
@@ -219,3 +220,13 @@ def test_no_descriptor_is_left_open(
     before = sorted(os.listdir("/proc/self/fd"))
     assert call(os.getpid()) in (-1, None)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("mask", "then"), [(0o777, 0o077), (0o027, 0o027), (0o300, 0)])
+def test_what_a_process_makes_it_may_use(mask: int, then: int) -> None:
+    before = os.umask(mask)
+    try:
+        own_what_is_made()
+        assert os.umask(mask) == then
+    finally:
+        os.umask(before)
