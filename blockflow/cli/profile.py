@@ -184,7 +184,7 @@ def _path(store: BlockRepository, task: str, topology: Path) -> list[str]:
     from blockflow.core.topology import parse_topology
 
     try:
-        body = json.loads(topology.read_text(encoding="utf-8"))
+        body = json.loads(topology.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as e:
         raise RequestError("INVALID_REQUEST", f"cannot read it: {e}", where=str(topology)) from None
     parsed = parse_topology(body, store.info, pinned=lambda n, d: store.info(n, digest=d))

@@ -174,6 +174,9 @@ class TestBody:
             parse_json(raw)
         assert e.value.code == "BAD_BODY"
 
+    def test_a_mark_that_editors_put_in_front_is_no_matter(self) -> None:
+        assert parse_json(b'\xef\xbb\xbf{"a": 1}') == ({"a": 1}, [])
+
     def test_the_position_is_told(self) -> None:
         with pytest.raises(BlockFlowError) as e:
             parse_json(b'{\n  "a": x}')

@@ -260,7 +260,7 @@ def topology_system(
         RequestError: INVALID_REQUEST: a task that it does not have.
     """
     try:
-        body = json.loads(file.read_text(encoding="utf-8"))
+        body = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as e:
         raise nonsense(f"no topology can be read: {e}", str(file)) from e
     stored = BlockRepository(root)

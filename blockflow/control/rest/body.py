@@ -85,7 +85,7 @@ def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
     """
     try:
         value = json.loads(
-            raw.decode("utf-8"),
+            raw.decode("utf-8-sig"),  # editors put a mark in front
             object_pairs_hook=_pairs,
             parse_constant=_refuse_constant,
             parse_float=_finite,
