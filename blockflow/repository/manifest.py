@@ -8,6 +8,7 @@ and which engine is best where (choices). Everything that reads one gets either 
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -176,6 +177,12 @@ class Choice(_Strict):
         float, Field(ge=0, allow_inf_nan=False, description="the difference that was allowed")
     ]
     when: Annotated[str, Field(description="UTC, ISO 8601")]
+
+    @field_validator("options")
+    @classmethod
+    def _finite(cls, value: dict[str, Any]) -> dict[str, Any]:
+        json.dumps(value, allow_nan=False)  # as wherever they are told
+        return value
 
 
 class Manifest(_Strict):

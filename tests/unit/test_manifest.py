@@ -34,6 +34,16 @@ VALID = {
     "created": "2026-01-02T03:04:05+00:00",
 }
 
+CHOICE = {
+    "engine": "onnxruntime",
+    "precision": "fp32",
+    "ms": 1.0,
+    "reference_ms": 2.0,
+    "error": 0.0,
+    "tolerance": 0.01,
+    "when": "2026-01-02T03:04:05+00:00",
+}
+
 
 def parse(data: object, folder: str = "trunk1") -> Manifest:
     return parse_manifest(json.dumps(data).encode(), where="file", folder=folder)
@@ -47,6 +57,10 @@ def changed(path: str, value: object) -> dict:
         at = at[key]
     at[last] = value
     return data
+
+
+def test_a_choice_of_the_right_form_passes() -> None:
+    assert parse(changed("choices", {"m": {**CHOICE, "options": {"spin": True}}})).choices
 
 
 def test_a_valid_manifest_survives_the_round_trip() -> None:
@@ -107,6 +121,8 @@ def test_one_of_a_later_version_is_not_called_damaged() -> None:
         ("padding", {"dim": "length", "value": 0, "error": -1.0, "tolerance": 0.0}),
         ("padding", {"dim": "length", "value": 0}),
         ("padding", True),
+        ("choices", {"m": {**CHOICE, "options": {"spin": float("nan")}}}),
+        ("choices", {"m": {**CHOICE, "options": {"fixed_rows": [1, float("inf")]}}}),
         ("int_below", 0),
         ("int_below", 1.5),
         ("int_below", "4096"),
