@@ -145,7 +145,8 @@ def _facts(stage: StagePlan, shelf: ProfileShelf, device: str, threads: int) -> 
         options=stage.spec.options,
         max_rows=stage.max_rows,
     )
-    facts = StageFacts.of(StageSpec.from_dict(shelf.with_profile(spec.to_dict(), device)), threads)
+    told = shelf.with_profile(spec.to_dict(), device, threads)
+    facts = StageFacts.of(StageSpec.from_dict(told), threads)
     if measured(facts) or facts.subject is None:
         return facts
     return replace(facts, subject=replace(facts.subject, blocks=(shelf.reference(stage.info),)))

@@ -33,11 +33,15 @@ class ProfileShelf:
         self._store = ProfileStore(repository)
 
     def attach(self, order: Instruction, fleet: Fleet) -> Instruction:
-        """The order with the profiles that hold: in each stage of a launch, and in a SetPolicy the
+        """The order with the profiles that hold: in each stage of a launch, and in a SetPolicy, the
         points for its threads."""
         if isinstance(order, Launch) and "stages" in order.spec:
-            stages = [self.with_profile(s, order.spec["device"]) for s in order.spec["stages"]]
-            return replace(order, spec={**order.spec, "stages": stages})
+            spec = order.spec
+            stages = [
+                self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
+                for s in spec["stages"]
+            ]
+            return replace(order, spec={**spec, "stages": stages})
         if isinstance(order, Send) and isinstance(order.message, SetPolicy):
             replica = fleet.by_incarnation(order.incarnation)
             plan = None if replica is None else replica.block_of(order.message.stage)
@@ -83,15 +87,16 @@ class ProfileShelf:
         """How ``blockflow profile`` is told of this very artifact."""
         return self._store.reference(info)
 
-    def with_profile(self, stage: Mapping[str, Any], device: str) -> dict[str, Any]:
-        """A :meth:`StageSpec.to_dict` with the profile that holds for it, if there is one."""
+    def with_profile(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
+        """A :meth:`StageSpec.to_dict` with the profile that holds for it, if there is one: the
+        points for ``threads``, for a process is told of all its blocks in one bounded order."""
         info = BlockInfo.from_dict(stage["block"])
         asked = stage["engine"], stage["precision"]
         try:
             found = self._find(info, *asked, stage["options"], device)
         except BlockFlowError:
             return dict(stage)  # a policy that needs one says so itself, with the command
-        return {**stage, "profile": found.profile.to_dict()}
+        return {**stage, "profile": found.profile.only(threads).to_dict()}
 
     def _find(
         self,

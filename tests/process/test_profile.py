@@ -107,7 +107,9 @@ def test_a_block_is_measured_chosen_and_handed_to_workers(
     assert choice["tolerance"] == 0.05
     shelf = ProfileShelf(repository.root)
     stage = StageSpec(1, repository.info("front"), precision="auto").to_dict()
-    order = Launch(1, "worker", "front#0", "m:f", {"stages": [stage], "device": "cpu"})
+    order = Launch(
+        1, "worker", "front#0", "m:f", {"stages": [stage], "device": "cpu", "threads": 1}
+    )
     launch = shelf.attach(order, Fleet())
     assert isinstance(launch, Launch)
     carried = StageSpec.from_dict(launch.spec["stages"][0]).profile

@@ -17,10 +17,13 @@ from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.bench.simulation.plan import check_policies
 from blockflow.bench.simulation.sources import Costs, topology_system
 from blockflow.bench.simulation.system import chain
+from blockflow.control.events import Launch
+from blockflow.control.fleet import Fleet
 from blockflow.control.policies import policy_misfits, with_fitting, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.engines import select
 from blockflow.core.errors import RequestError, TopologyError
+from blockflow.core.launchspec import StageSpec
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.profile_record import ProfileKey, ProfileRecord, ran_by
@@ -281,3 +284,15 @@ def test_a_policy_of_the_command_line_is_sliced_for_each_worker() -> None:
     with pytest.raises(TopologyError) as refused:
         check_policies(system, [{**spec, "stages": [2, 3]}])
     assert "slices 5 blocks, the worker has 4" in str(refused.value.problems)
+
+
+def test_a_process_is_told_the_points_for_its_threads(repository: BlockRepository) -> None:
+    """An order has a bound: that of many blocks would not fit with whole tables."""
+    profile(repository, {"a": (9.0, 0.1)}, threads=(1, 2, 4))
+    shelf, stage = ProfileShelf(repository.root), StageSpec(1, repository.info("a")).to_dict()
+    for own, threads in ((None, 2), (4, 4)):
+        spec = {"stages": [{**stage, "threads": own}], "device": "cpu", "threads": 2}
+        order = shelf.attach(Launch(1, "worker", "a#0", "m:f", spec), Fleet())
+        assert isinstance(order, Launch)
+        told = StageProfile.from_dict(order.spec["stages"][0]["profile"])
+        assert told.threads_measured() == (threads,)
