@@ -25,7 +25,7 @@ def refused(exc: OSError, incarnation: int, capacity: int, where: str) -> System
             where=where,
             hint=_HINTS.get(
                 exc.errno or 0,
-                "free /dev/shm or enlarge it (docker: --shm-size), or give the block fewer "
+                "free /dev/shm or enlarge it (docker: --shm-size); a block needs less with fewer "
                 "slots or a smaller max_rows",
             ),
         )
