@@ -73,10 +73,10 @@ def none_fit(block: str, kind: str, refused: Mapping[str, str]) -> ExportError:
     why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
     if all(reason.startswith(UNLOADED) for reason in refused.values()):
         return ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=block)
-    differ = any(map(tolerable, refused.values()))
+    differ = any(reason.startswith(DIFFERS) for reason in refused.values())
     helps = [
         "give --calibrate with real inputs" if differ and kind == "onnx-int8" else "",
-        "allow more with --tolerance" if differ else "",
+        "allow more with --tolerance" if any(map(tolerable, refused.values())) else "",
     ]
     return ExportError(
         "EXPORT_MISMATCH",

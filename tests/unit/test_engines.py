@@ -18,6 +18,7 @@ from blockflow.core.engines import (
     own_engine,
     pins,
     select,
+    tolerable,
 )
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec, Variant
@@ -113,11 +114,25 @@ def test_a_refused_engine_runs_nothing() -> None:
     assert misfits(refusing("openvino", kind="onnx"), "openvino", "bf16")
 
 
-@pytest.mark.parametrize("why", [f"{UNLOADED}no kernel", f"{DIFFERS}nan on [1, 2], allowed is 0.1"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        f"{UNLOADED}no kernel",
+        *(
+            f"{DIFFERS}{error} on [1, 2], allowed is 0.1"
+            for error in ("nan", "inf", "1.2", "3e+05")
+        ),
+    ],
+)
 def test_more_tolerance_is_advised_where_it_helps(why: str) -> None:
     form = replace(ONNX, refused={"openvino": why})
     (problem,) = misfits(replace(FULL, variants={"onnx": form}), "openvino")
     assert problem.hint.startswith("use onnxruntime or auto") and "tolerance" not in problem.hint
+
+
+@pytest.mark.parametrize(("error", "may"), [("0.012", True), ("9.3e-06", True), ("1", False)])
+def test_more_tolerance_is_for_errors_below_the_largest_value(error: str, may: bool) -> None:
+    assert tolerable(f"{DIFFERS}{error} on [1, 2], allowed is 0.1") is may
 
 
 def test_what_cannot_be_converted_is_not_told_to_be() -> None:
