@@ -70,6 +70,13 @@ def trace(
     """
     where = type(model).__name__
     refuse_open_forward(model, where)
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise Untraced(
+            "NOT_SPLITTABLE",
+            "the model itself has hooks, which belong to no submodule",
+            where=where,
+            hint="do in its forward what they do; pt2, the default format, follows them",
+        )
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
         optional = {

@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.balance import split_evenly
+from blockflow.repository.spec_text import parse_spec
 from blockflow.repository.split import ancestors, split_model
 from blockflow.repository.trace import trace
+from blockflow.repository.unfold import unfold
 
 ROWS = (torch.randn(2, 4), torch.randn(5, 4))
 
@@ -220,6 +222,22 @@ class Lost(nn.Module):
 def test_a_size_that_is_lost_before_the_cut() -> None:
     error = refused(Lost(), ["b"], (torch.randn(2, 7, 4), torch.randn(5, 13, 4)))
     assert "size" in error.message
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_the_whole_model_are_left_to_torch_export(before: bool) -> None:
+    model = Model().eval()
+    if before:
+        model.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    else:
+        model.register_forward_hook(lambda _, given, result: result * 2)
+    error = refused(model, ["d"], ROWS)
+    assert "hooks" in error.message
+    stages = split_model(
+        model, ["d"], ROWS, lambda: unfold(model, parse_spec("float32[rows,4]"), ROWS)
+    )
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(chain(stages, x.clone()), model(x.clone()))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
