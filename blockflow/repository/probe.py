@@ -162,7 +162,9 @@ def infer_spec(
 
     first = tensors[0]
     ranks = {y.dim() for y in tensors}
-    if len(ranks) > 1 or not first.dim():
+    if 0 in ranks:
+        raise refused("a single number comes out, not one row for each row of input")
+    if len(ranks) > 1:
         raise refused(f"rank {_either(ranks)} for inputs of one contract")
     names = [ROWS, *bound_by.dynamic]
     dims: list[Dim] = []

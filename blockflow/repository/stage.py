@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from blockflow.core.errors import ExportError
-from blockflow.repository.traced import Traced, described, settled
+from blockflow.repository.traced import Traced, settled
 
 
 class Stage:
@@ -117,11 +117,16 @@ class Stage:
         return _UNKNOWN
 
     def _lost(self, node: fx.Node) -> ExportError:
-        dims = " or ".join(str(list(shape)) for shape in self._shapes)
+        source = next(n for n in self._traced.nodes if n.op == "placeholder")
+        sizes = [
+            f"{_told(values[node])} of an input {_told(values[source].shape)}, where "
+            f"{_told(shape)} crosses"
+            for values, shape in zip(self._traced.values, self._shapes, strict=True)
+        ]
         return ExportError(
             "NOT_SPLITTABLE",
-            f"the size {described(self._traced, node)} crosses a cut but is no dim of the tensor "
-            f"that crosses ({dims})",
+            "a size crosses a cut but is no dim of the tensor that crosses: "
+            + "; ".join(sizes[:2]),
             hint="cut elsewhere, or compute the size in the block that uses it",
         )
 
@@ -131,6 +136,10 @@ class _Dim:
     """A dim of the tensor that crosses."""
 
     index: int
+
+
+def _told(sizes: Any) -> str:
+    return str(list(sizes) if isinstance(sizes, tuple) else sizes)
 
 
 _UNKNOWN = object()

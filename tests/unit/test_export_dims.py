@@ -230,3 +230,10 @@ def test_an_output_that_cannot_travel_is_told_what_could(
     with pytest.raises(ExportError, match=message) as e:
         export_model(model, BlockRepository(tmp_path), prefix="b")
     assert hint in e.value.hint
+
+
+def test_one_number_for_all_rows_is_called_so() -> None:
+    taken = spec(a=(2, 5))
+    bindings = probe_bindings(taken)
+    with pytest.raises(ExportError, match="a single number comes out"):
+        infer_spec("h", taken, bindings, [torch.tensor(1.0) for _ in bindings])
