@@ -14,7 +14,10 @@ PROBE_WAIT_NS = 500_000_000
 """A request without a deadline waits at most this long to learn its tasks' own."""
 
 READY_POLL_NS = 50_000_000
-"""How often ``wait_ready`` asks again."""
+READY_POLL_CAP_NS = 1_000_000_000
+_LATER = 8
+"""``wait_ready`` asks again after READY_POLL_NS, and more and more rarely the longer it has waited:
+after an eighth of that time. Many clients may wait for long."""
 
 
 @dataclass(slots=True)
@@ -24,7 +27,12 @@ class _Question:
     request_id: bytes
     wanted: frozenset[str] | None
     deadline_ns: int
+    began_ns: int
     asked_ns: int
+
+    def again_ns(self) -> int:
+        pause = max((self.asked_ns - self.began_ns) // _LATER, READY_POLL_NS)
+        return min(self.deadline_ns, self.asked_ns + min(pause, READY_POLL_CAP_NS))
 
 
 class Catalog:
@@ -53,6 +61,7 @@ class Catalog:
             request_id,
             None if wanted is None else frozenset(wanted),
             now_ns + timeout_ms * 1_000_000,
+            now_ns,
             now_ns,
         )
         return [_describe(request_id)] if self._link.up else []
@@ -91,7 +100,7 @@ class Catalog:
         """When :meth:`on_tick` must look at this question next."""
         q = self._questions[request_id]
         if q.wanted is not None:
-            return min(q.deadline_ns, q.asked_ns + READY_POLL_NS)
+            return q.again_ns()
         if not self._link.up:
             return min(q.deadline_ns, self._link.gives_up_at(q.asked_ns))
         return q.deadline_ns

@@ -3,6 +3,7 @@ asked at all."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -86,3 +87,16 @@ def test_a_question_waits_for_the_next_connection_no_longer_than_a_request() -> 
     assert core.on_disconnected(MS) == []
     assert (due := core.next_wakeup()) == 1001 * MS
     assert only(core.on_tick(due)).error.code == "CONNECTION_LOST"
+
+
+def test_who_waits_long_asks_rarely() -> None:
+    """A thousand clients that wait for one task are no load."""
+    core, now, asked = connected_core(), 0, []
+    core.ask(rid(5), ["t"], 60_000, 0)
+    while (wakeup := core.next_wakeup()) is not None:
+        asked += [now] * len(send_all(core, now))
+        now = wakeup
+        core.on_tick(now)
+    assert now == 60_000 * MS and 60 < len(asked) < 120
+    assert asked[:3] == [0, 50 * MS, 100 * MS]
+    assert max(b - a for a, b in pairwise(asked)) == 1000 * MS
