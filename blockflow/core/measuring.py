@@ -59,7 +59,7 @@ def commands(missing: Iterable[tuple[Subject, int]]) -> str:
     for subject, threads in missing:
         head = replace(subject, blocks=())
         for known, blocks, counts in alike:
-            if known == head:
+            if known == head and not head.chain:
                 blocks += [b for b in subject.blocks if b not in blocks]
                 counts.append(threads)
                 break

@@ -156,3 +156,5 @@ def test_commands_can_be_pasted_into_a_shell() -> None:
     assert commands([(Subject(("a",)), 1), (Subject(("a",)), 3)]) == (
         "blockflow profile a --threads 1,3"
     )
+    chains = [(Subject(blocks, chain=True), 1) for blocks in (("a", "b"), ("c", "d"))]
+    assert commands(chains) == "blockflow profile --chain a,b && blockflow profile --chain c,d"
