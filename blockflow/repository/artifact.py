@@ -211,7 +211,7 @@ def export_program(
 
     with _quiet():
         try:
-            return export()
+            return _without_vmap(export())
         except (torch._dynamo.exc.UserError, AssertionError) as e:
             refused = next((sign for sign in (_GUARD, _UNTOLD) if sign in str(e)), "")
             if not refused:
@@ -219,9 +219,18 @@ def export_program(
             first = e
         try:
             with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-                return export()
+                return _without_vmap(export())
         except Exception as e:
             raise (e if refused == _UNTOLD else first) from None
+
+
+def _without_vmap(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """torch.vmap is left in a program as calls that open and close it; no engine runs these."""
+    opened = any(
+        getattr(n.target, "__module__", "") == "torch._functorch.predispatch"
+        for n in program.graph.nodes
+    )
+    return program.run_decompositions({}) if opened else program
 
 
 def _write_pt2(stage: nn.Module, spec: TensorSpec, example: Tensor, file: IO[bytes]) -> None:

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from blockflow.cli import export as command
 from blockflow.core.errors import ExportError, SystemError_
 from blockflow.core.model import TensorSpec
+from blockflow.engine.base import EngineOptions
+from blockflow.engine.registry import create_engine
 from blockflow.launch.base import Launcher
 from blockflow.repository.artifact import write_artifact
 from blockflow.repository.export import export_model
@@ -141,6 +143,24 @@ def test_what_is_not_a_number_is_the_models_own(repo: BlockRepository) -> None:
     error = refused(Logarithm().eval(), repo)
     assert "the model itself gives" in error.message
     assert "negative" in error.hint and "clamp()" in error.hint
+
+
+class ByRow(nn.Module):
+    """As model libraries make masks: torch.vmap over a row, or over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: self.a(row) * row)(x)
+
+
+def test_what_maps_over_rows_is_exported(repo: BlockRepository) -> None:
+    """torch.export leaves in its program where a map begins and ends, which no worker runs."""
+    export_model(LoadedModel(ByRow().eval(), "by row", ROW), repo, names=["m"])
+    with repo.artifact("m") as path:
+        create_engine(repo.info("m"), EngineOptions()).load(path)
 
 
 class AllOptional(nn.Module):
