@@ -33,7 +33,7 @@ def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Prob
                 f"this system may use cores {sorted(cores)}",
             )
         )
-    most = len(spec.cores or cores)
+    most = len(set(spec.cores or cores))
     if spec.asked_threads is not None and spec.asked_threads > most:
         problems.append(
             Problem(

@@ -36,10 +36,12 @@ _CHANGEABLE = frozenset(
     {
         *("batching", "replicas", "threads", "lanes", "worker", "replayable"),
         *("block", "version", "digest"),
+        *("device", "cores", "mode", "max_rows", "slots", "arena_mib"),
     }
 )
 """Fields of a block that a running process need not have been started with. Which artifact it has
-loaded is said by the digest, whatever it was called."""
+loaded is said by the digest, whatever it was called; the last ones by what they come to, be it
+named or the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ def _worker(
         device=first.device,
         replicas=first.replicas,
         threads=first.asked_threads,
-        cores=tuple(first.cores or cores),
+        cores=tuple(sorted(set(first.cores or cores))),
         mode=topology.mode_of(first.name),
         transport=topology.transport,
         arena_bytes=arena,

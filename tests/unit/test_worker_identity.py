@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.core.errors import TopologyError
 from blockflow.core.model import Contract, Padding, TensorSpec
 from blockflow.core.placement import WorkerSpec, desired_workers
 from blockflow.core.topology import parse_topology
@@ -62,3 +63,24 @@ def test_what_cannot_change_in_a_process(what: str) -> None:
 )
 def test_what_a_process_takes_up_while_it_runs(block: dict[str, Any]) -> None:
     assert worker(**block).identity() == worker().identity()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"mode": "tensormq"},
+        {"max_rows": 32},
+        {"cores": [0, 1]},
+        {"cores": [1, 0, 1]},
+        {"slots": 16},
+        {"device": "cpu"},
+    ],
+)
+def test_a_default_that_is_named_is_no_change(block: dict[str, Any]) -> None:
+    assert worker(**block).identity() == worker().identity()
+
+
+def test_a_core_that_is_named_twice_is_one() -> None:
+    assert worker(cores=[0, 0]).cores == (0,)
+    with pytest.raises(TopologyError, match="does not fit"):
+        worker(cores=[0, 0], threads=2)
