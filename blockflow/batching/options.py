@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from blockflow.core.errors import Problem
 from blockflow.core.guess import Guesses
+from blockflow.core.jsonpath import member
 
 _SHOWN = 60
 
@@ -142,13 +143,13 @@ def option_problems(
     problems = []
     guesses = Guesses(known)
     for name, value in options.items():
-        kind = known.get(name)
+        kind, place = known.get(name), member(path, str(name))
         if kind is None:
             nothing = f"known: {', '.join(known)}" if known else "leave it out"
             hint = guesses.hint(str(name)) or nothing
-            problems.append(Problem(f"{path}.{name}", f"{owner} has no option {name!r}", hint))
+            problems.append(Problem(place, f"{owner} has no option {name!r}", hint))
         elif not kind.takes(value):
-            problems.append(Problem(f"{path}.{name}", f"{shown(value)} is not {kind}"))
+            problems.append(Problem(place, f"{shown(value)} is not {kind}"))
     for name in required:
         if name not in options:
             problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))

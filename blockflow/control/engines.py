@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from blockflow.core.engines import misfits, select
 from blockflow.core.errors import BlockError, BlockFlowError, Problem
+from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import EngineCheck
@@ -81,5 +82,8 @@ def lost_artifact(repository: BlockRepository, spec: BlockSpec, info: BlockInfo)
 
 
 def _problem(error: BlockFlowError, path: str) -> Problem:
-    field = error.details.get("field", "engine")
-    return Problem(f"{path}.{field}", f"{error.code}: {error.message}", error.hint, error.code)
+    field, _, option = error.details.get("field", "engine").partition(".")
+    place = member(path, field)
+    if field == "options":
+        place = member(place, option)
+    return Problem(place, f"{error.code}: {error.message}", error.hint, error.code)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockflow.batching.registry import policy_problems
+from blockflow.control.engines import engine_check
 from blockflow.core.entries import uncarried
 from blockflow.core.errors import TopologyError
+from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import draft_topology, parse_topology
+from blockflow.repository.repository import BlockRepository
 from tests.unit.test_topology import lookup, problems
 
 PATH = ["block1"]
@@ -172,3 +176,16 @@ def test_what_a_finding_quotes_is_short() -> None:
         parse_topology(body, lookup)
     assert len(caught.value.problems) == 4
     assert all(len(p.path) < 200 and len(p.message) < 300 for p in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("a.b", "['a.b']"), ("", "['']"), ("it's", "['it\\'s']"), ("a", ".a")]
+)
+def test_options_of_any_name_have_json_paths(name: str, step: str, tmp_path: Path) -> None:
+    """RFC 9535: a dot would lead elsewhere, or nowhere."""
+    (found,) = policy_problems({"policy": "window", name: 1}, "$.b")
+    assert found.path == f"$.b{step}"
+    block = BlockSpec(name="block1", options={name: 1})
+    check = engine_check(BlockRepository(tmp_path), ())
+    paths = {p.path for p in check(block, lookup("block1"), "$.b")}
+    assert f"$.b.options{step}" in paths
