@@ -323,8 +323,9 @@ def _difference(
             f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
             f"input {list(x.shape)} are NaN or infinite, which equals nothing",
             where=where,
-            hint=told_of(x) + ": a logarithm or a root needs a clamp() in the model; else check "
-            "the weights",
+            hint=told_of(x) + ": a logarithm or a root needs a clamp() in the model, attention one "
+            "position at least that is not masked (a row may be padding alone); else check the "
+            "weights",
         )
     found, allowed = difference(y, expected, scale), tolerated(dtype_of(y), coarse)
     # a NaN compares false with everything: "not <=" refuses it
