@@ -25,6 +25,7 @@ from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import Costs, FittedCosts, Route, at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
+from blockflow.batching.meetings import Rank
 from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
 from blockflow.batching.policy import Decision, Query, Run
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
@@ -150,7 +151,7 @@ class LbciPolicy(QueueingPolicy):
             return self._begin(now, overtaking)
         over = False
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
-        for batch in self._batches:
+        for batch in self._in_turn():
             run = self._advance(batch, now, taken, len(busy))
             if run is not None:
                 return run
@@ -192,6 +193,22 @@ class LbciPolicy(QueueingPolicy):
                 self._convoys.join(batch.newcomers, joining)
                 return self._go(batch.newcomers, joining[0].stage)
         return None if stage in taken else self._go(batch, stage)
+
+    def _in_turn(self) -> list[_Batch]:
+        """The batches by age; with several lanes of those that wait at one stage only the one whose
+        turn it is, and then the others."""
+        if self.lanes == 1 or len(self._batches) == 1:
+            return self._batches
+        heads: dict[int, tuple[Rank, _Batch]] = {}
+        for batch in self._batches:
+            stage = self._foremost(batch)
+            if stage is not None:
+                first = self._meetings.first(q for q in batch.waiting.values() if q.stage == stage)
+                rank = self._meetings.rank(first)
+                if stage not in heads or rank < heads[stage][0]:
+                    heads[stage] = rank, batch
+        turns = {id(batch) for _, batch in heads.values()}
+        return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 
     def _foremost(self, convoy: Convoy) -> int | None:
         """The first stage at which some of ``convoy`` waits."""

@@ -1,18 +1,24 @@
-"""Meetings: whose turn it is where newcomers meet those who are under way, in several lanes.
+"""Meetings: whose turn it is at a stage that those under way come to, in several lanes.
 
-In one lane who is under way goes to his end. With several lanes somebody may always be on his way
-to a stage, and who begins there would wait for ever. So at each such stage both are served in the
-order of all policies: priority, shares, earliest deadline. What counts for the shares is what has
-run at that stage (start-time fair queueing, as in :class:`~blockflow.batching.room.WaitingRoom`):
-who is under way has been charged when he began, and any number may have begun.
+In one lane who is under way goes to his end, and nobody else is. With several lanes many may wait
+for a stage that takes longer than those before it, and somebody may always be on his way to it: by
+age, whoever sends most would get most of it, and who begins there would wait for ever. So at each
+such stage all who come to it and all who begin there are served in the order of all policies:
+priority, shares, earliest deadline. What counts for the shares is what has run at that stage
+(start-time fair queueing, as in :class:`~blockflow.batching.room.WaitingRoom`): who is under way
+has been charged when he began, and any number may have begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 
 from blockflow.batching.policy import Query
 from blockflow.batching.shares import TaskShare
+
+Rank = tuple[int, float, int, int, int]
+"""Of two tasks' queries that wait at one stage the one with the smaller rank goes first."""
 
 
 class Meetings:
@@ -25,12 +31,48 @@ class Meetings:
     def __init__(self, shares: Sequence[TaskShare]) -> None:
         self._shares = tuple(shares)
         self._virtual: dict[tuple[int, int], float] = {}  # by stage and task
-        self._reached: dict[int, float] = {}  # by stage
+        self._reached: dict[tuple[int, int], float] = {}  # by stage and priority
 
-    def goes_before(self, newcomer: Query, other: Query) -> bool:
-        """Whether ``newcomer`` has his turn before ``other``, who is under way to the same
-        stage."""
-        return self._rank(newcomer) < self._rank(other)
+    def rank(self, query: Query) -> Rank:
+        """Where ``query`` stands among those who wait at its stage now."""
+        task = self._task(query)
+        start = self._start(query.stage, task)
+        priority = self._shares[task].priority
+        return -priority, start, query.deadline_ns, query.arrival_ns, query.key
+
+    def first(self, queries: Iterable[Query]) -> Query:
+        """Of those under way who wait at one stage, whose turn it is: of each task the oldest comes
+        first."""
+        heads: dict[int, Query] = {}
+        for query in queries:
+            head = heads.get(query.task)
+            if head is None or age(query) < age(head):
+                heads[query.task] = query
+        return min(heads.values(), key=self.rank)
+
+    def in_turn(self, queries: Iterable[Query]) -> list[Query]:
+        """Those under way who wait at one stage, in the order of :meth:`first`, as if they ran
+        there one by one."""
+        lanes: dict[int, list[Query]] = {}
+        for query in queries:
+            lanes.setdefault(self._task(query), []).append(query)
+        for lane in lanes.values():
+            lane.sort(key=age, reverse=True)
+        order = [(self.rank(lane[-1]), task) for task, lane in lanes.items()]
+        heapq.heapify(order)
+        found: list[Query] = []
+        while order:
+            (_, start, *_), task = order[0]
+            lane = lanes[task]
+            query = lane.pop()
+            found.append(query)
+            if lane:
+                start += query.rows / self._shares[task].weight
+                first, _, deadline, arrival, key = self.rank(lane[-1])
+                heapq.heapreplace(order, ((first, start, deadline, arrival, key), task))
+            else:
+                heapq.heappop(order)
+        return found
 
     def served(self, queries: Sequence[Query]) -> None:
         """They run, as one batch."""
@@ -40,19 +82,23 @@ class Meetings:
             task = self._task(query)
             rows[task] = rows.get(task, 0) + query.rows
         begun = {task: self._start(stage, task) for task in rows}
-        self._reached[stage] = min(begun.values())
+        reached: dict[int, float] = {}
         for task, start in begun.items():
-            self._virtual[stage, task] = start + rows[task] / self._shares[task].weight
-
-    def _rank(self, query: Query) -> tuple[int, float, int, int, int]:
-        task = self._task(query)
-        start = self._start(query.stage, task)
-        priority = self._shares[task].priority
-        return -priority, start, query.deadline_ns, query.arrival_ns, query.key
+            share = self._shares[task]
+            reached[share.priority] = min(start, reached.get(share.priority, start))
+            self._virtual[stage, task] = start + rows[task] / share.weight
+        for priority, start in reached.items():
+            self._reached[stage, priority] = start
 
     def _start(self, stage: int, task: int) -> float:
         """A task that was away has saved nothing up."""
-        return max(self._virtual.get((stage, task), 0.0), self._reached.get(stage, 0.0))
+        reached = self._reached.get((stage, self._shares[task].priority), 0.0)
+        return max(self._virtual.get((stage, task), 0.0), reached)
 
     def _task(self, query: Query) -> int:
         return query.task if 0 <= query.task < len(self._shares) else 0
+
+
+def age(query: Query) -> tuple[int, int]:
+    """Who has come to the worker first is the least."""
+    return query.arrival_ns, query.key

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.meetings import Meetings
+from blockflow.batching.meetings import Meetings, age
 from blockflow.batching.options import option_problems
 from blockflow.batching.policy import Decision, Policy, Query, Run
 from blockflow.batching.room import Group, WaitingRoom
@@ -22,8 +22,8 @@ class NonePolicy(Policy):
     Who has come from outside waits in a :class:`WaitingRoom` for its turn. Who has done a stage of
     this worker goes before them, the oldest first, so that what is under way leaves before
     newcomers start: its task has had its turn. A stage that is busy keeps only its own queries
-    waiting. With several lanes somebody may always be on his way to a stage: who begins there has
-    his turn among them.
+    waiting. With several lanes many may wait for one stage: who comes to it and who begins there
+    have their turns (:class:`~blockflow.batching.meetings.Meetings`).
     """
 
     NAME: ClassVar[str] = "none"
@@ -40,8 +40,8 @@ class NonePolicy(Policy):
         self._room = WaitingRoom(self.shares, _group_of, self.costs_of_rows)
         # Where nobody else waits there is no order to keep, and no books that a request must pay.
         self._lone: Query | None = None
-        # (arrival, key) by stage; keys that are gone, or have gone on, are skipped
-        self._order: dict[int, list[tuple[int, int]]] = {s: [] for s in self.stages}
+        # (arrival, key) by stage and task; keys that are gone, or have gone on, are skipped
+        self._order: dict[int, dict[int, list[tuple[int, int]]]] = {s: {} for s in self.stages}
         self._under_way: dict[int, Query] = {}
         self._meetings = Meetings(self.shares)
 
@@ -60,7 +60,8 @@ class NonePolicy(Policy):
             self._room.add(query)
             return
         self._under_way[query.key] = query
-        heapq.heappush(self._order[query.stage], (query.arrival_ns, query.key))
+        line = self._order[query.stage].setdefault(query.task, [])
+        heapq.heappush(line, (query.arrival_ns, query.key))
 
     def drop(self, key: int, now: int) -> None:
         if self._lone is not None and self._lone.key == key:
@@ -75,25 +76,35 @@ class NonePolicy(Policy):
         return (self._go_on(busy) if self._under_way else None) or self._begin(busy)
 
     def _go_on(self, busy: Collection[int]) -> Run | None:
-        """The oldest query under way that waits at a free stage."""
-        oldest: tuple[int, int] | None = None
-        chosen = 0
-        for stage, order in self._order.items():
-            if not order or stage in busy:
-                continue
-            while order and not self._waits_at(stage, order[0][1]):
-                heapq.heappop(order)
-            if order and (oldest is None or order[0] < oldest):
-                oldest, chosen = order[0], stage
+        """Of those under way whose turn it is at a free stage, the oldest."""
+        oldest: Query | None = None
+        for stage, lines in self._order.items():
+            if lines and stage not in busy:
+                query = self._head(stage, lines)
+                if query is not None and (oldest is None or age(query) < age(oldest)):
+                    oldest = query
         if oldest is None:
             return None
-        if self.lanes > 1 and (before := self._beginning(chosen, self._under_way[oldest[1]])):
-            return before
-        _, key = heapq.heappop(self._order[chosen])
-        query = self._under_way.pop(key)
         if self.lanes > 1:
-            self._meetings.served((query,))
-        return Run(chosen, (key,))
+            if before := self._beginning(oldest.stage, oldest):
+                return before
+            self._meetings.served((oldest,))
+        del self._under_way[oldest.key]
+        return Run(oldest.stage, (oldest.key,))
+
+    def _head(self, stage: int, lines: dict[int, list[tuple[int, int]]]) -> Query | None:
+        """Whose turn it is among those under way who wait at ``stage``: of each task the oldest
+        comes first."""
+        heads: list[Query] = []
+        for task, line in list(lines.items()):
+            while line and not self._waits_at(stage, line[0][1]):
+                heapq.heappop(line)
+            if line:
+                heads.append(self._under_way[line[0][1]])
+            else:
+                del lines[task]
+        order = age if self.lanes == 1 else self._meetings.rank
+        return min(heads, key=order, default=None)
 
     def _beginning(self, stage: int, other: Query) -> Run | None:
         """The newcomer at ``stage`` whose turn is before that of ``other``, who is under way."""
@@ -103,8 +114,8 @@ class NonePolicy(Policy):
             self._lone = None
         if group not in self._room.groups:
             return None
-        newcomer = self._room.head(group)
-        return self._serve(group) if self._meetings.goes_before(newcomer, other) else None
+        rank = self._meetings.rank
+        return self._serve(group) if rank(self._room.head(group)) < rank(other) else None
 
     def _begin(self, busy: Collection[int]) -> Run | None:
         """The newcomer whose turn it is."""

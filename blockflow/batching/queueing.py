@@ -10,7 +10,7 @@ from blockflow.batching.convoy import Convoys
 from blockflow.batching.costs import Costs, Route, measured, peak
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
-from blockflow.batching.meetings import Meetings
+from blockflow.batching.meetings import Meetings, Rank
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run
 from blockflow.batching.predicting import BatchTimes, JoinTimes, in_time
@@ -151,19 +151,20 @@ class QueueingPolicy(Policy):
     # --- for the policies ------------------------------------------------------------------------
 
     def _overtaking(self, busy: Collection[int]) -> list[Group]:
-        """With several lanes: groups at free stages whose turn comes before that of the oldest who
-        is under way and waits there, too."""
+        """With several lanes: groups at free stages whose turn comes before that of all who are
+        under way and wait there, too."""
         if self.lanes == 1 or self._met.isdisjoint(g[0] for g in self._room.groups):
             return []
-        there: dict[int, Query] = {}
+        rank = self._meetings.rank
+        there: dict[int, Rank] = {}
         for query in self._convoys:
-            there.setdefault(query.stage, query)
+            if query.stage not in busy:
+                mine = rank(query)
+                there[query.stage] = min(mine, there.get(query.stage, mine))
         return [
             group
             for group in self._room.groups
-            if group[0] in there
-            and group[0] not in busy
-            and self._meetings.goes_before(self._room.head(group), there[group[0]])
+            if group[0] in there and rank(self._room.head(group)) < there[group[0]]
         ]
 
     def _group_of(self, query: Query) -> Group:

@@ -90,20 +90,49 @@ class WindowPolicy(QueueingPolicy):
         overtaking = self._overtaking(busy)
         if overtaking and isinstance(run := self._begin(now, overtaking), Run):
             return run
-        for batch in under_way:
-            run = self._go(batch, now, busy)
-            if run is not None:
-                return run
+        run = self._go_on(now, busy)
+        if run is not None:
+            return run
         groups = self._room.groups_beside(busy)
         return self._begin(now, groups) if groups else None
 
-    def _go(self, convoy: _Batch, now: int, busy: Collection[int]) -> Run | None:
-        """Run what waits at the first free stage of a batch under way, and with it what waits there
-        of younger ones; None when all are busy."""
-        stages = {q.stage for q in convoy.waiting.values()}.difference(busy)
-        if not stages:
+    def _go_on(self, now: int, busy: Collection[int]) -> Run | None:
+        """Run what waits of a batch under way, and with it what waits there of others; None when
+        all stages are busy."""
+        if self.lanes > 1:
+            return self._in_turn(now, busy)
+        for batch in self._under_way:
+            stages = {q.stage for q in batch.waiting.values()}.difference(busy)
+            if stages:
+                return self._go(batch, min(stages, key=self._position.__getitem__), now)
+        return None
+
+    def _in_turn(self, now: int, busy: Collection[int]) -> Run | None:
+        """With several lanes many may wait at one stage: their tasks' turns decide, and not the age
+        of their batches. Of those whose turn it is somewhere, the oldest batch's goes on."""
+        there: dict[int, dict[int, Query]] = {}
+        batch_of: dict[int, int] = {}
+        for i, batch in enumerate(self._under_way):
+            for key, query in batch.waiting.items():
+                if query.stage not in busy:
+                    there.setdefault(query.stage, {})[key] = query
+                    batch_of[key] = i
+        if not there:
             return None
-        stage = min(stages, key=self._position.__getitem__)
+        heads = [self._meetings.first(waiting.values()) for waiting in there.values()]
+        head = min(heads, key=lambda q: (batch_of[q.key], self._position[q.stage]))
+        waiting, batch = there[head.stage], self._under_way[batch_of[head.key]]
+        numbers = {key: self._under_way[batch_of[key]].number for key in waiting}
+        if len({q.task for q in waiting.values()}) == 1 or len(set(numbers.values())) == 1:
+            return self._go(batch, head.stage, now)
+        first, *others = self._meetings.in_turn(waiting.values())
+        chosen = {q.key for q in self._with_others([first], others, now)}
+        part = _Batch(min(numbers[key] for key in chosen))
+        queries = [q for key, q in waiting.items() if key in chosen]  # as they lie side by side
+        self._convoys.join(part, queries)
+        return self._start(part, queries, now)
+
+    def _go(self, convoy: _Batch, stage: int, now: int) -> Run:
         convoy = self._first_there(stage, convoy)
         waiting = list(convoy.waiting.values())
         mine = self._fitting([q for q in waiting if q.stage == stage])
@@ -114,6 +143,9 @@ class WindowPolicy(QueueingPolicy):
             self._convoys.join(convoy, queries)
         else:
             self._under_way.remove(convoy)
+        return self._start(convoy, queries, now)
+
+    def _start(self, convoy: _Batch, queries: Sequence[Query], now: int) -> Run:
         self._convoys.start(convoy, queries)
         convoy.since = now
         return self._run(queries)
@@ -130,19 +162,22 @@ class WindowPolicy(QueueingPolicy):
 
     def _with_company(self, convoy: _Batch, mine: list[Query], now: int) -> list[Query]:
         """``mine``, which ``convoy`` is to run, and of the other batches who waits for the same."""
-        group = self._group_of(mine[0])
         found = [
             (other.number, query.ready_ns, query)
             for other in reversed(self._under_way)
             if other is not convoy
             for query in other.waiting.values()
-            if self._group_of(query) == group
+            if query.stage == mine[0].stage
         ]
-        if not found:
-            return mine
         others = [query for *_, query in sorted(found, key=lambda entry: entry[:2])]
+        return self._with_others(mine, others, now) if others else mine
+
+    def _with_others(self, mine: list[Query], others: Iterable[Query], now: int) -> list[Query]:
+        """``mine``, and of ``others`` at that stage as many as may run with them."""
+        group = self._group_of(mine[0])
+        company = [q for q in others if self._group_of(q) == group]
         admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
-        return self._room.with_company(mine, others, self._max_rows[group[0]], admit)
+        return self._room.with_company(mine, company, self._max_rows[group[0]], admit)
 
     def _begin(self, now: int, groups: Iterable[Group]) -> Decision:
         room = self._room
@@ -162,9 +197,7 @@ class WindowPolicy(QueueingPolicy):
         self._begun += 1
         convoy = _Batch(self._begun)
         self._convoys.join(convoy, queries)
-        self._convoys.start(convoy, queries)
-        convoy.since = now
-        return self._run(queries)
+        return self._start(convoy, queries, now)
 
     def _start_of(self, group: Group) -> int:
         """When a batch of this group starts at the latest."""

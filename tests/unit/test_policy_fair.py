@@ -8,6 +8,7 @@ import pytest
 from policy_rig import MS, TinyWorker, Walk, facts_for, query
 from scheduler_rig import ticket
 
+from blockflow.batching.meetings import Meetings
 from blockflow.batching.policy import Run
 from blockflow.batching.registry import create_policy
 from blockflow.batching.row_costs import RowCosts
@@ -199,3 +200,54 @@ def test_with_several_lanes_a_blocks_newcomers_and_who_comes_to_it_share_it_by_w
             worker.finish(0, now, fail=False)
     by_task = [sum(key % 2 == task for key in worker.left) for task in (0, 1)]
     assert by_task[0] == pytest.approx(2 * by_task[1], abs=4)
+
+
+@pytest.mark.parametrize("ways", [((1, 3), (2, 3)), ((1, 3), (1, 3))], ids=str)
+@pytest.mark.parametrize("share", [TaskShare(weight=4.0), TaskShare(priority=1)], ids=str)
+@pytest.mark.parametrize("spec", [*ALONE, {"policy": "lbci", "t_opt_ms": 100, "n_max": 1}], ids=str)
+def test_with_several_lanes_those_under_way_have_their_turns_at_a_slow_block(
+    spec: dict[str, Any], share: TaskShare, ways: tuple[tuple[int, ...], ...]
+) -> None:
+    """The blocks before it are quick, so that all of the queue is under way when they come."""
+    policy = create_policy(spec, [1, 2, 3], facts_for([1, 2, 3]), [share, TaskShare()])
+    worker = TinyWorker(policy, {}, lanes=2)
+    served = 0
+    for now in range(0, 81 * MS, MS):
+        if now in (0, 30 * MS):
+            task, served = int(now == 0), len(worker.left)
+            for key in range(20 * task, 20 * task + 20):
+                worker.enter(key, Walk(ways[task]), 1, 4, task, 10_000 * MS, now)
+        while isinstance(worker.decide(now), Run):
+            pass
+        for i in reversed(range(len(worker.running))):
+            if worker.running[i][0].stage != 3 or now % (3 * MS) == 0:
+                worker.finish(i, now, fail=False)
+    since = len(worker.left) - served
+    assert since >= 15
+    least = 0.8 if share.weight > 1 else 1.0
+    assert sum(key < 20 for key in worker.left) >= least * since - 5
+
+
+def test_what_a_more_urgent_task_has_had_at_a_block_is_no_debt_of_the_others() -> None:
+    meetings = Meetings([TaskShare(weight=4.0), TaskShare(), TaskShare(priority=1)])
+    had = [0, 0]
+    for key in range(50):
+        two = [query(10 * key + task, 0, task=task, first=False) for task in (0, 1)]
+        first = meetings.first(two)
+        had[first.task] += 1
+        meetings.served([first])
+        meetings.served([query(10 * key + 2, 0, task=2, rows=9, first=False)])
+    assert had == [40, 10]
+
+
+def test_turns_are_taken_as_if_each_ran_alone() -> None:
+    meetings = Meetings([TaskShare(weight=2.0), TaskShare()])
+    waiting = [query(key, 0, task=key // 4, first=False) for key in range(8)]
+    assert [q.task for q in meetings.in_turn(waiting)] == [0, 1, 0, 0, 1, 0, 1, 1]
+    alone = []
+    while waiting:
+        first = meetings.first(waiting)
+        alone.append(first.task)
+        meetings.served([first])
+        waiting.remove(first)
+    assert alone == [0, 1, 0, 0, 1, 0, 1, 1]
