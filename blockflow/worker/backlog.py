@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import SystemError_
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Source, Ticket
 
@@ -60,7 +60,7 @@ class Backlog:
             where: the block that needs a slot.
 
         Raises:
-            BlockError: BLOCK_FAILED: there is no memory for a copy. Who needs the slot is to fail
+            SystemError_: NO_SPACE: there is no memory for a copy. Who needs the slot is to fail
                 then, so that what waits can go on.
         """
         for key, (stage, source) in list(self._own.items()):
@@ -68,10 +68,11 @@ class Backlog:
                 if key not in read and source.detach(self._copied):
                     stage.meter.copies_out += 1
             except RuntimeError as exc:
-                raise BlockError(
-                    "BLOCK_FAILED",
-                    f"no slot is free, nor memory to copy what holds them: {exc}"[:500],
+                raise SystemError_(
+                    "NO_SPACE",
+                    "no slot is free for an output, nor memory to copy what holds them",
                     where=where,
+                    hint="try again later, or send less at once",
                 ) from exc
 
     def share(self, arrived: Source, waiting: Iterable[Ticket], read: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.core import limits
-from blockflow.core.errors import BlockError, BlockFlowError, RequestError, make_error
+from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, make_error
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
@@ -29,7 +29,7 @@ from blockflow.worker.ticket import Batch, Ticket
 _LOG = logging.getLogger("blockflow.worker")
 
 _FAILURE_ROOM = limits.MAX_HEADER_BYTES - 2200
-_NO_MEMORY = "there is no memory to copy the output to"
+_NO_MEMORY = SystemError_("NO_SPACE", "no memory to copy the output to", hint="try again later")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Delivery:
             try:
                 copies.append((part, route, Payload(own.desc, bytes(own.frame or b""))))
             except MemoryError:
-                self._fail_part(part, batch, BlockError("BLOCK_FAILED", _NO_MEMORY))
+                self._fail_part(part, batch, _NO_MEMORY)
         batch.copies += len(copies)
         return copies
 
@@ -319,10 +319,9 @@ class Delivery:
             return stays
         try:
             batch.result = self.own_copy(batch.result)
-        except RuntimeError as exc:
+        except RuntimeError:
             now = time.monotonic_ns()
-            error = BlockError("BLOCK_FAILED", f"{_NO_MEMORY}: {exc}"[:500])
-            self.fail([next_item(t, batch, hop, now) for t, hop, _ in stays], error)
+            self.fail([next_item(t, batch, hop, now) for t, hop, _ in stays], _NO_MEMORY)
             return []
         batch.copies += 1
         return stays

@@ -167,7 +167,7 @@ def test_a_worker_without_any_memory_left(system: System, client: Client) -> Non
                 assert np.array_equal(answer, asks(32 + n))
             else:
                 assert isinstance(answer, BlockFlowError), answer
-                assert answer.code in ("BLOCK_FAILED", "WORKER_LOST", "POISON")
+                assert answer.code in ("BLOCK_FAILED", "NO_SPACE", "WORKER_LOST", "POISON")
         assert outcome(client, "t", asks(SMALL)) == "OK"
     serves(system, client)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scheduler_rig import ticket
 
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import SystemError_
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Payload
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
@@ -169,6 +169,6 @@ def test_own_slots_are_copied_free_but_for_what_is_read() -> None:
 
     poor = Backlog(full)
     poor.holds(held(), here)  # type: ignore[arg-type]
-    with pytest.raises(BlockError, match="nor memory") as raised:
+    with pytest.raises(SystemError_, match="nor memory") as raised:
         poor.free_own((), "head")
-    assert raised.value.where == "head"
+    assert (raised.value.code, raised.value.where) == ("NO_SPACE", "head")

@@ -62,5 +62,5 @@ def test_without_memory_of_its_own_what_stays_fails(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(delivery, "fail", fail)
     batch.result = Full()
     assert delivery.deliver(batch, producer) == []
-    assert sorted(failed) == [(2, "BLOCK_FAILED"), (3, "WORKER_LOST")]
+    assert sorted(failed) == [(2, "NO_SPACE"), (3, "WORKER_LOST")]
     assert batch.out is None and batch.copies == 0

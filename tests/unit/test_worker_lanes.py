@@ -175,7 +175,7 @@ def test_without_a_slot_nor_memory_to_free_one_the_batch_fails_and_the_rest_goes
 
     source._tensor = Full()
     assert bench.start() is None
-    assert bench.sink.failed == {1: "BLOCK_FAILED"}
+    assert bench.sink.failed == {1: "NO_SPACE"}
     assert bench.slots is not None and bench.slots.free == 1, "the slot is back"
     assert bench.executor.idle
     bench.arrive(2, 1)
