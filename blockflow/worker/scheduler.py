@@ -223,8 +223,7 @@ class Scheduler:
         count = len(self._policies)
         if count == 1:
             return (0,)
-        spent, turn = self._spent, self._turn
-        return sorted(range(count), key=lambda i: (spent[i], (i - turn) % count))
+        return sorted(range(count), key=lambda i: (self._spent[i], (i - self._turn) % count))
 
     def done(self, batch: Batch, now: int) -> None:
         """``batch`` has run (or was given up). Local successors arrive after this."""
@@ -275,19 +274,20 @@ class Scheduler:
         known = self._facts if facts is None else {**self._facts, stage: facts}
         if self._specs[stage] == spec and known == self._facts:
             return  # a new instance would have forgotten what the old one has learned
-        before = self._specs, self._facts, self._policies, self._by_stage, self._spent
+        before = self._specs, self._facts, self._policies, self._by_stage
+        turns = self._spent, self._reached, self._turn
         self._regroup({**self._specs, stage: dict(spec)}, known)
         try:
             self._hand_over(now)
         except PolicyDefect:
             # Those before still have in their books what waits. The new one may have half of it.
-            self._specs, self._facts, self._policies, self._by_stage, self._spent = before
+            self._specs, self._facts, self._policies, self._by_stage = before
+            self._spent, self._reached, self._turn = turns
             self._ahead.clear()
             raise
 
     def _hand_over(self, now: int) -> None:
-        waiting = sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key))
-        for ticket in waiting:
+        for ticket in sorted(self._tickets.values(), key=lambda t: (t.arrival_ns, t.key)):
             self._tell_policy(ticket, now)
 
     def set_shares(self, shares: Sequence[TaskShare], now: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.batching.dvabatch import DvabatchPolicy
 from blockflow.batching.policy import Query, Run
 from blockflow.batching.window import WindowPolicy
 from blockflow.worker.scheduler import PolicyDefect, Scheduler
@@ -69,6 +70,37 @@ def test_a_policy_that_does_not_take_what_waits_is_not_had(monkeypatch: pytest.M
         batch = s.decide(1)
         assert isinstance(batch, Batch) and [t.key for t in batch.tickets] == [key]
         s.done(batch, 1)
+
+
+def test_a_policy_that_is_not_had_leaves_the_turns_of_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stage 2 was away, and has saved nothing up."""
+    s = Scheduler({1: {}, 2: {"policy": "window", "max_rows": 1}})
+    now = 1
+
+    def run() -> int:
+        nonlocal now
+        batch = s.decide(now)
+        assert isinstance(batch, Batch)
+        batch.started_ns, now = now, now + 10
+        s.done(batch, now)
+        return batch.stage
+
+    for key in range(20):
+        s.arrive(ticket(key), now)
+    assert [run() for _ in range(10)] == [1] * 10
+
+    def fails(*_: object) -> None:
+        raise ValueError("own")
+
+    with monkeypatch.context() as m:
+        m.setattr(DvabatchPolicy, "arrive", fails)
+        with pytest.raises(PolicyDefect):
+            s.set_policy(1, {"policy": "dvabatch"}, now)
+    for key in range(20, 30):
+        s.arrive(ticket(key, ((2,),)), now)
+    assert sum(run() == 2 for _ in range(10)) <= 6
 
 
 @pytest.mark.parametrize("call", ["arrive", "drop", "done"])
