@@ -146,21 +146,18 @@ class LbciPolicy(QueueingPolicy):
 
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
+        self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
         overtaking = self._overtaking(busy)
         if overtaking:
             return self._begin(now, overtaking)
-        over = False
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         for batch in self._in_turn():
             run = self._advance(batch, now, taken, len(busy))
             if run is not None:
                 return run
-            over = over or batch.empty
             for convoy in (batch, batch.newcomers):
                 if convoy is not None:
                     taken.update([q.stage for q in convoy.waiting.values()])
-        if over:
-            self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
         groups = self._room.groups_beside(taken)
         return self._begin(now, groups) if groups else None
 
@@ -197,7 +194,7 @@ class LbciPolicy(QueueingPolicy):
     def _in_turn(self) -> list[_Batch]:
         """The batches by age; with several lanes of those that wait at one stage only the one whose
         turn it is, and then the others."""
-        if self.lanes == 1 or len(self._batches) == 1:
+        if self.lanes == 1 or len(self._batches) < 2:
             return self._batches
         heads: dict[int, tuple[Rank, _Batch]] = {}
         for batch in self._batches:

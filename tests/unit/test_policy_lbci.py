@@ -12,6 +12,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.lbci import LbciPolicy, n_opt
 from blockflow.batching.policy import Query, Run
 from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
 
 # Each of the two stages takes 5 ms and 5 ms per row, so that g(b) = 10 + 10 b.
 TIMES = {b: 5.0 + 5.0 * b for b in (1, 2, 4, 8, 16)}
@@ -307,6 +308,27 @@ def test_side_by_side_a_second_batch_starts() -> None:
     policy.arrive(query(2, MS), MS)
     assert policy.decide(MS) == Run(1, (2,))
     assert policy.decide(MS) is None
+
+
+def test_batches_that_are_over_are_forgotten_though_newcomers_have_each_turn() -> None:
+    """Stage 1 computes all the while; at stage 2 one waits who never has his turn."""
+    spec = {"policy": "lbci", "t_opt_ms": 65, "n_max": 1}
+    policy = create_policy(spec, (1, 2), facts(), [TaskShare(), TaskShare(priority=1)])
+    assert isinstance(policy, LbciPolicy)
+    policy.lanes, queries = 2, {k: query(k, 0) for k in (1, 2)}
+    policy.arrive(queries[1], 0)
+    run = policy.decide(0)
+    assert run == Run(1, (1,))
+    go_on(policy, run, MS, queries)
+    policy.arrive(queries[2], MS)
+    for key in range(3, 50):
+        policy.arrive(query(key, MS, stage=2, task=1), MS)
+    assert policy.decide(MS) == Run(2, (3,))
+    assert policy.decide(MS, {2}) == Run(1, (2,))
+    for key in range(4, 50):
+        policy.done(2, (key - 1,), MS)
+        assert policy.decide(MS, {1}) == Run(2, (key,))
+    assert len(policy._batches) <= 4
 
 
 @settings(max_examples=60, deadline=None)
