@@ -2,7 +2,7 @@
 
 It does what :class:`blockflow.worker.executor.Executor` does, in the same order: as many forwards
 at once as it has lanes, a slot for every output that leaves, a stall without one, expiry before
-every decision. What comes at one instant is taken in before the next decision.
+every decision. Where nothing ends, what comes at one instant is taken in before the next decision.
 Parting an output by next hop is the worker's own code.
 """
 
