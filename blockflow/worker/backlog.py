@@ -14,6 +14,7 @@ reader ends up with half of them, two with a third each, and some are always lef
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from blockflow.core.errors import SystemError_
@@ -43,6 +44,7 @@ class Backlog:
         self._most_bytes = most_bytes
         self.copies = 0
         self._own: dict[int, tuple[Stage, Source]] = {}
+        self._bytes = 0  # of copies that are still needed
 
     def holds(self, source: Source, stage: Stage) -> None:
         """``source``, an output of ``stage``, waits in a slot of this worker."""
@@ -83,18 +85,22 @@ class Backlog:
             waiting: what waits here, the last first: it waits longest, so it is copied first.
             read: ids of the sources that are being computed.
         """
-        tickets = list(waiting)
-        lender = arrived.lender
-        left = self._most_bytes - sum({id(s := t.source): s.copied for t in tickets}.values())
-        for ticket in tickets:
-            source = ticket.source
-            if source.lender != lender or id(source) in read or source.nbytes > left:
-                continue
-            if not source.over_share:
+        lender, excess = arrived.lender, arrived.excess
+        for ticket in waiting:
+            if not excess:
                 return
+            source, nbytes = ticket.source, ticket.source.nbytes
+            fits = self._bytes + nbytes <= self._most_bytes
+            if source.lender != lender or id(source) in read or not fits:
+                continue
             try:
-                source.detach(self._copied)
+                source.detach(self._copied, partial(self._gone, nbytes))
             except RuntimeError:
                 return  # no memory for a copy: it stays where it is
-            left -= source.copied
+            self._bytes += nbytes
             self.copies += 1
+            excess -= 1
+
+    def _gone(self, nbytes: int) -> None:
+        """Nobody needs a copy of so many bytes any more."""
+        self._bytes -= nbytes

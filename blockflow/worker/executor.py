@@ -121,7 +121,7 @@ class Executor:
             self._withdraw(arrival.withdrawn, now)
         for ticket in arrival.tickets:
             self._queue(ticket)
-        if arrival.tickets and (source := arrival.tickets[0].source).over_share:
+        if arrival.tickets and (source := arrival.tickets[0].source).excess:
             self.backlog.share(source, self._scheduler.waiting(), self._read())
 
     def ordered(self, batch: Batch) -> None:

@@ -22,10 +22,9 @@ class Source:
 
     Attributes:
         dtype, shape: of the tensor, without the rows.
-        copied: its bytes, once it has been copied out of another worker's slot.
     """
 
-    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "copied", "dtype", "shape")
+    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class Source:
     ) -> None:
         self.dtype = dtype
         self.shape = shape
-        self.copied = 0
         self._users = users
         self._buffer = buffer
         self._tensor = tensor
@@ -51,11 +49,14 @@ class Source:
             self._tensor = self._buffer.tensor()
         return self._tensor
 
-    def detach(self, copied: Callable[[Any], Any]) -> bool:
+    def detach(
+        self, copied: Callable[[Any], Any], on_release: Callable[[], None] | None = None
+    ) -> bool:
         """Copy what lies in a slot that is held for it, and let go of the slot.
 
         Args:
             copied: gives a copy in memory of its own.
+            on_release: called when nobody needs that any more.
 
         Returns:
             Whether there was one.
@@ -68,9 +69,7 @@ class Source:
         if let_go is None:
             return False
         self._tensor = copied(self.tensor())
-        if buffer is not None:
-            self.copied = buffer.desc.nbytes
-        self._buffer = self._on_release = None
+        self._buffer, self._on_release = None, on_release
         let_go()
         return True
 
@@ -86,10 +85,11 @@ class Source:
         return 0 if self._buffer is None else self._buffer.desc.nbytes
 
     @property
-    def over_share(self) -> bool:
-        """Whether this process holds so many slots of its lender that others may go without."""
+    def excess(self) -> int:
+        """How many slots of its lender this process holds beyond its share: others may go without
+        them."""
         spare = None if self._buffer is None else self._buffer.spare()
-        return spare is not None and spare < 0
+        return 0 if spare is None else max(0, -spare)
 
     def release(self) -> None:
         """One user less."""

@@ -50,7 +50,7 @@ class Trunk:
         one = ticket(len(self.waiting))
         one.source = source
         self.waiting.append(one)
-        if source.over_share:
+        if source.excess:
             backlog.share(source, reversed(self.waiting), read)
         return True
 
@@ -121,6 +121,35 @@ def test_copies_have_a_bound_and_what_is_more_stays_in_its_slots(trunk: Trunk) -
     came = [trunk.arrive(backlog) for _ in range(20)]
     assert came.index(False) == SLOTS + 2
     assert backlog.copies == 2
+
+
+def test_copies_that_nobody_needs_any_more_count_no_more(trunk: Trunk) -> None:
+    backlog = Backlog(copied, most_bytes=2 * 4 * DIMS[1])
+    trunk.producer.tell_readers(2)
+    for _ in range(5):
+        for _ in range(7):
+            assert trunk.arrive(backlog)
+        while trunk.waiting:
+            trunk.waiting.pop().source.release()
+        trunk.producer.sweep()
+    assert backlog.copies == 10
+
+
+def test_of_a_long_queue_only_the_last_are_looked_at(trunk: Trunk) -> None:
+    """However many were copied before: each that comes would be looked at by all that wait."""
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(2)
+    for _ in range(50):
+        assert trunk.arrive(backlog)
+    payload = trunk.send()
+    assert payload is not None
+    one = ticket(50)
+    one.source = Source("float32", DIMS[1:], 1, buffer=trunk.consumer.open(payload.desc, None))
+    trunk.waiting.append(one)
+    assert one.source.excess
+    left = reversed(trunk.waiting)
+    backlog.share(one.source, left, ())
+    assert one.source.lender is None and len(list(left)) >= 45
 
 
 def test_without_memory_for_a_copy_it_stays_where_it_is(trunk: Trunk) -> None:
