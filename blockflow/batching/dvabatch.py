@@ -77,6 +77,7 @@ class DvabatchPolicy(QueueingPolicy):
         self._table = BatchTable()
         self._pipeline = Pipeline(len(self.stages), options.get("buffer_pairs", _BUFFER_PAIRS))
         self._groups: dict[int, Group] = {}  # by batch id: where its queries come from
+        self._wanting: set[int] = set()  # stages where newcomers had their turn, and no place
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -127,8 +128,11 @@ class DvabatchPolicy(QueueingPolicy):
         if len(self._room) and self._load:
             self._stretch(now, busy)
         overtaking = self._overtaking(busy)
-        if overtaking and isinstance(run := self._new(now, overtaking), Run):
-            return run
+        begun = self._new(now, overtaking) if overtaking else None
+        if isinstance(begun, Run):
+            return begun
+        if begun is None:  # until they have a place nobody begins who would take it from them
+            self._wanting.update([stage for stage, _ in overtaking])
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
         seen: set[Part] = set()
         for row in self._table:
@@ -139,7 +143,8 @@ class DvabatchPolicy(QueueingPolicy):
             for part in row.parts:
                 if part.waiting:
                     taken.update(self._before_others(part))
-        groups = self._room.groups_beside(taken)
+        self._wanting &= {stage for stage, _ in self._room.groups}
+        groups = self._not_through(self._wanting, self._room.groups_beside(taken))
         return self._new(now, groups) if groups else None
 
     def _advance(self, part: Part, now: int, taken: Collection[int], seen: set[Part]) -> Run | None:
@@ -180,12 +185,9 @@ class DvabatchPolicy(QueueingPolicy):
             part.pair = None
         for other in part.row.parts:
             if other is not part and other.level == part.level and not other.running:
-                self._merge(other, part)
+                self._convoys.join(other, list(part.waiting.values()))
+                self._dissolve(part)
                 return
-
-    def _merge(self, part: Part, behind: Part) -> None:
-        self._convoys.join(part, list(behind.waiting.values()))
-        self._dissolve(behind)
 
     def _dissolve(self, part: Part) -> None:
         self._table.remove(part)
@@ -269,8 +271,7 @@ class DvabatchPolicy(QueueingPolicy):
             return self._times(part).ns(route, rows)
 
         halves = time(queries[:count], head) + time(queries[count:], total - head)
-        pays = time(queries, total) >= halves
-        return count if pays else len(queries)
+        return count if time(queries, total) >= halves else len(queries)
 
     # --- stretch and new -------------------------------------------------------------------------
 
@@ -279,8 +280,7 @@ class DvabatchPolicy(QueueingPolicy):
         row = self._table.newest
         if row is None or any(len(r.parts) > 1 for r in self._table):
             return
-        part = row.parts[0]
-        group = self._groups[row.id]
+        part, group = row.parts[0], self._groups[row.id]
         entry = self._position[group[0]]
         boundary = part.level + bool(part.running)
         if (
@@ -297,8 +297,7 @@ class DvabatchPolicy(QueueingPolicy):
         if active >= self._bs_max:
             return
         aboard = [*part.running.values(), *part.waiting.values()]
-        urgent = self._room.most_urgent(group)
-        route = self._route(urgent)
+        route = self._route(self._room.most_urgent(group))
         stage = self.stages[boundary]
         if stage not in route:
             return
@@ -358,6 +357,7 @@ class DvabatchPolicy(QueueingPolicy):
         pair = self._pipeline.enter(level) if queries else None
         if pair is None:
             return None
+        self._wanting.discard(group[0])
         self._room.serve(group, queries)
         part = self._table.new(level, now)
         part.pair = pair

@@ -167,6 +167,18 @@ class QueueingPolicy(Policy):
             if group[0] in there and rank(self._room.head(group)) < there[group[0]]
         ]
 
+    def _not_through(self, stages: Collection[int], groups: Collection[Group]) -> Collection[Group]:
+        """Those of ``groups`` in which no task's next query will come through any of ``stages``."""
+        if not stages:
+            return groups
+        at = self._position
+
+        def comes_through(query: Query) -> bool:
+            first, last = at[query.stage], at[self._route(query)[-1]]
+            return any(first < at[s] <= last for s in stages)
+
+        return [g for g in groups if not any(map(comes_through, self._room.heads(g)))]
+
     def _group_of(self, query: Query) -> Group:
         """Stage and shape; of lengths in one class the shape with the class's bound."""
         key = (query.stage, query.shape)

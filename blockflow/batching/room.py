@@ -192,6 +192,10 @@ class WaitingRoom:
         lanes = self._groups[group].lanes
         return min((self._rank[t], self._virtual[t], lane[0]) for t, lane in lanes.items())[2][3]
 
+    def heads(self, group: Group) -> list[Query]:
+        """Of each task that waits in a group the query that comes first."""
+        return [lane[0][3] for lane in self._groups[group].lanes.values()]
+
     def pick(
         self,
         group: Group,

@@ -228,6 +228,28 @@ def test_with_several_lanes_those_under_way_have_their_turns_at_a_slow_block(
     assert sum(key < 20 for key in worker.left) >= least * since - 5
 
 
+@pytest.mark.parametrize("ways", [((2, 3), (1, 2, 3)), ((2, 3), (1, 3), (1, 2, 3))], ids=str)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_who_begins_at_a_later_block_finds_a_place_between_the_buffers(
+    rows: int, ways: tuple[tuple[int, ...], ...]
+) -> None:
+    """The last block is slow: who comes from the first has each place as soon as it is free."""
+    spec = {"policy": "dvabatch", "bs_max": rows}
+    shares = [TaskShare()] * len(ways)
+    worker = TinyWorker(create_policy(spec, [1, 2, 3], facts_for([1, 2, 3]), shares), {}, lanes=3)
+    for key in range(300):
+        task = key % len(ways)
+        worker.enter(key, Walk(ways[task]), 1, 4, task, 10_000 * MS, 0)
+    for now in range(0, 100 * MS, MS):
+        while isinstance(worker.decide(now), Run):
+            pass
+        for i in reversed(range(len(worker.running))):
+            if now % ((1, 2, 5)[worker.running[i][0].stage - 1] * MS) == 0:
+                worker.finish(i, now, fail=False)
+    had = [sum(key % len(ways) == task for key in worker.left) for task in range(len(ways))]
+    assert min(had) >= 0.25 * sum(had)
+
+
 def test_what_a_more_urgent_task_has_had_at_a_block_is_no_debt_of_the_others() -> None:
     meetings = Meetings([TaskShare(weight=4.0), TaskShare(), TaskShare(priority=1)])
     had = [0, 0]
