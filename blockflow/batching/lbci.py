@@ -198,12 +198,11 @@ class LbciPolicy(QueueingPolicy):
             return self._batches
         heads: dict[int, tuple[Rank, _Batch]] = {}
         for batch in self._batches:
-            stage = self._foremost(batch)
-            if stage is not None:
-                first = self._meetings.first(q for q in batch.waiting.values() if q.stage == stage)
-                rank = self._meetings.rank(first)
-                if stage not in heads or rank < heads[stage][0]:
-                    heads[stage] = rank, batch
+            head = next(iter(batch.waiting.values()), None)
+            if head is not None:
+                rank, found = self._meetings.rank(head), heads.get(head.stage)
+                if found is None or rank < found[0]:
+                    heads[head.stage] = rank, batch
         turns = {id(batch) for _, batch in heads.values()}
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 

@@ -12,7 +12,7 @@ has been charged when he began, and any number may have begun.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from blockflow.batching.policy import Query
 from blockflow.batching.shares import TaskShare
@@ -40,39 +40,28 @@ class Meetings:
         priority = self._shares[task].priority
         return -priority, start, query.deadline_ns, query.arrival_ns, query.key
 
-    def first(self, queries: Iterable[Query]) -> Query:
-        """Of those under way who wait at one stage, whose turn it is: of each task the oldest comes
-        first."""
-        heads: dict[int, Query] = {}
+    def in_turn(self, queries: Iterable[Query]) -> Iterator[Query]:
+        """Those under way who wait at one stage, in their order as if they ran there one by one: of
+        each task the oldest comes first."""
+        lanes: dict[int, list[tuple[int, int, Query]]] = {}
         for query in queries:
-            head = heads.get(query.task)
-            if head is None or age(query) < age(head):
-                heads[query.task] = query
-        return min(heads.values(), key=self.rank)
-
-    def in_turn(self, queries: Iterable[Query]) -> list[Query]:
-        """Those under way who wait at one stage, in the order of :meth:`first`, as if they ran
-        there one by one."""
-        lanes: dict[int, list[Query]] = {}
-        for query in queries:
-            lanes.setdefault(self._task(query), []).append(query)
+            entry = (query.arrival_ns, query.key, query)
+            lanes.setdefault(self._task(query), []).append(entry)
         for lane in lanes.values():
-            lane.sort(key=age, reverse=True)
-        order = [(self.rank(lane[-1]), task) for task, lane in lanes.items()]
+            heapq.heapify(lane)
+        order = [(self.rank(lane[0][2]), task) for task, lane in lanes.items()]
         heapq.heapify(order)
-        found: list[Query] = []
         while order:
             (_, start, *_), task = order[0]
             lane = lanes[task]
-            query = lane.pop()
-            found.append(query)
+            query = heapq.heappop(lane)[2]
+            yield query
             if lane:
                 start += query.rows / self._shares[task].weight
-                first, _, deadline, arrival, key = self.rank(lane[-1])
+                first, _, deadline, arrival, key = self.rank(lane[0][2])
                 heapq.heapreplace(order, ((first, start, deadline, arrival, key), task))
             else:
                 heapq.heappop(order)
-        return found
 
     def served(self, queries: Sequence[Query]) -> None:
         """They run, as one batch."""

@@ -274,6 +274,8 @@ class WaitingRoom:
                 break
             batch.append(query)
             rows, used[task] = total, already + query.rows
+            if rows >= limit:
+                break
         return batch
 
     def serve(self, group: Group, picked: Sequence[Query]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
+from blockflow.batching.meetings import age
 from blockflow.batching.options import Integer, Kind, Number, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil
 from blockflow.batching.predicting import in_time
@@ -110,25 +111,35 @@ class WindowPolicy(QueueingPolicy):
     def _in_turn(self, now: int, busy: Collection[int]) -> Run | None:
         """With several lanes many may wait at one stage: their tasks' turns decide, and not the age
         of their batches. Of those whose turn it is somewhere, the oldest batch's goes on."""
-        there: dict[int, dict[int, Query]] = {}
-        batch_of: dict[int, int] = {}
+        rank = self._meetings.rank
+        there: dict[int, dict[int, tuple[Query, int]]] = {}  # of each stage: the oldest, by task
+        spread: dict[int, tuple[int, int]] = {}  # the oldest and the youngest batch
         for i, batch in enumerate(self._under_way):
-            for key, query in batch.waiting.items():
+            for query in batch.waiting.values():
                 if query.stage not in busy:
-                    there.setdefault(query.stage, {})[key] = query
-                    batch_of[key] = i
+                    heads = there.setdefault(query.stage, {})
+                    known = heads.get(query.task)
+                    if known is None or age(query) < age(known[0]):
+                        heads[query.task] = query, i
+                    oldest, _ = spread.get(query.stage, (batch.number, 0))
+                    spread[query.stage] = oldest, batch.number
         if not there:
             return None
-        heads = [self._meetings.first(waiting.values()) for waiting in there.values()]
-        head = min(heads, key=lambda q: (batch_of[q.key], self._position[q.stage]))
-        waiting, batch = there[head.stage], self._under_way[batch_of[head.key]]
-        numbers = {key: self._under_way[batch_of[key]].number for key in waiting}
-        if len({q.task for q in waiting.values()}) == 1 or len(set(numbers.values())) == 1:
-            return self._go(batch, head.stage, now)
-        first, *others = self._meetings.in_turn(waiting.values())
-        chosen = {q.key for q in self._with_others([first], others, now)}
-        part = _Batch(min(numbers[key] for key in chosen))
-        queries = [q for key, q in waiting.items() if key in chosen]  # as they lie side by side
+        first = [min(heads.values(), key=lambda entry: rank(entry[0])) for heads in there.values()]
+        head, i = min(first, key=lambda entry: (entry[1], self._position[entry[0].stage]))
+        stage, group = head.stage, self._group_of(head)
+        if len(there[stage]) == 1 or len(set(spread[stage])) == 1:
+            return self._go(self._under_way[i], stage, now)
+        waiting = [
+            (query, batch.number)
+            for batch in self._under_way
+            for query in batch.waiting.values()
+            if query.stage == stage and self._group_of(query) == group
+        ]
+        turns = self._meetings.in_turn(query for query, _ in waiting)
+        chosen = {q.key for q in self._with_others([next(turns)], turns, now)}
+        part = _Batch(min(number for query, number in waiting if query.key in chosen))
+        queries = [q for q, _ in waiting if q.key in chosen]  # as they lie side by side
         self._convoys.join(part, queries)
         return self._start(part, queries, now)
 
@@ -175,7 +186,7 @@ class WindowPolicy(QueueingPolicy):
     def _with_others(self, mine: list[Query], others: Iterable[Query], now: int) -> list[Query]:
         """``mine``, and of ``others`` at that stage as many as may run with them."""
         group = self._group_of(mine[0])
-        company = [q for q in others if self._group_of(q) == group]
+        company = (q for q in others if self._group_of(q) == group)
         admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
         return self._room.with_company(mine, company, self._max_rows[group[0]], admit)
 

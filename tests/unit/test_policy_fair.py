@@ -255,7 +255,7 @@ def test_what_a_more_urgent_task_has_had_at_a_block_is_no_debt_of_the_others() -
     had = [0, 0]
     for key in range(50):
         two = [query(10 * key + task, 0, task=task, first=False) for task in (0, 1)]
-        first = meetings.first(two)
+        first = next(meetings.in_turn(two))
         had[first.task] += 1
         meetings.served([first])
         meetings.served([query(10 * key + 2, 0, task=2, rows=9, first=False)])
@@ -268,7 +268,7 @@ def test_turns_are_taken_as_if_each_ran_alone() -> None:
     assert [q.task for q in meetings.in_turn(waiting)] == [0, 1, 0, 0, 1, 0, 1, 1]
     alone = []
     while waiting:
-        first = meetings.first(waiting)
+        first = next(meetings.in_turn(waiting))
         alone.append(first.task)
         meetings.served([first])
         waiting.remove(first)
