@@ -82,12 +82,22 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """
     if session.config.pluginmanager.hasplugin("hypothesispytest"):
         take_time()
+    share_compilation(session.config)
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def share_compilation(config: pytest.Config) -> None:
+    of_xdist: dict[str, Any] = getattr(config, "workerinput", {})
+    if of_xdist and not sys.dont_write_bytecode:
+        from tests.compiled import compile_share
+
+        number = int(of_xdist["workerid"].removeprefix("gw"))
+        compile_share(config, number, int(of_xdist["workercount"]))
 
 
 def take_time() -> None:
