@@ -40,7 +40,8 @@ class NonePolicy(Policy):
         self._room = WaitingRoom(self.shares, _group_of, self.costs_of_rows)
         # Where nobody else waits there is no order to keep, and no books that a request must pay.
         self._lone: Query | None = None
-        # (arrival, key) by stage and task; keys that are gone, or have gone on, are skipped
+        # (arrival, key) by stage and, where turns are taken, by task; keys that are gone, or have
+        # gone on, are skipped
         self._order: dict[int, dict[int, list[tuple[int, int]]]] = {s: {} for s in self.stages}
         self._under_way: dict[int, Query] = {}
         self._meetings = Meetings(self.shares)
@@ -60,7 +61,10 @@ class NonePolicy(Policy):
             self._room.add(query)
             return
         self._under_way[query.key] = query
-        line = self._order[query.stage].setdefault(query.task, [])
+        lines, task = self._order[query.stage], query.task if self.lanes > 1 else 0
+        line = lines.get(task)
+        if line is None:
+            line = lines[task] = []
         heapq.heappush(line, (query.arrival_ns, query.key))
 
     def drop(self, key: int, now: int) -> None:
@@ -95,16 +99,26 @@ class NonePolicy(Policy):
     def _head(self, stage: int, lines: dict[int, list[tuple[int, int]]]) -> Query | None:
         """Whose turn it is among those under way who wait at ``stage``: of each task the oldest
         comes first."""
-        heads: list[Query] = []
-        for task, line in list(lines.items()):
-            while line and not self._waits_at(stage, line[0][1]):
-                heapq.heappop(line)
-            if line:
-                heads.append(self._under_way[line[0][1]])
+        heads, empty = [], []
+        for task, line in lines.items():
+            query = self._first(stage, line)
+            if query is None:
+                empty.append(task)
             else:
-                del lines[task]
-        order = age if self.lanes == 1 else self._meetings.rank
-        return min(heads, key=order, default=None)
+                heads.append(query)
+        for task in empty:
+            del lines[task]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        return min(heads, key=age if self.lanes == 1 else self._meetings.rank)
+
+    def _first(self, stage: int, line: list[tuple[int, int]]) -> Query | None:
+        while line:
+            query = self._under_way.get(line[0][1])
+            if query is not None and query.stage == stage:
+                return query
+            heapq.heappop(line)
+        return None
 
     def _beginning(self, stage: int, other: Query) -> Run | None:
         """The newcomer at ``stage`` whose turn is before that of ``other``, who is under way."""
@@ -134,10 +148,6 @@ class NonePolicy(Policy):
         if self.lanes > 1:
             self._meetings.served(alone)
         return Run(group[0], (alone[0].key,))
-
-    def _waits_at(self, stage: int, key: int) -> bool:
-        query = self._under_way.get(key)
-        return query is not None and query.stage == stage
 
     def waiting(self) -> Iterable[Query]:
         lone = () if self._lone is None else (self._lone,)
