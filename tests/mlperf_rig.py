@@ -1,19 +1,36 @@
-"""Jobs for LoadGen's process: one against a fake Dispatcher, one for nobody."""
+"""LoadGen's process: jobs against a fake Dispatcher and for nobody, and how tests run it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+import pytest
 from fake_dispatcher import FakeDispatcher
+from warm_rig import Warm
 
 from blockflow.bench.demo.server import Connect, Rest
+from blockflow.bench.mlperf import report, run
 from blockflow.bench.mlperf.data import load_inputs
 from blockflow.bench.mlperf.job import Job, save_inputs
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.launch.base import Launcher
+
+
+@pytest.fixture
+def forks(warm: Warm) -> Iterator[None]:
+    """LoadGen's processes are; that one starts from nothing is shown in test_mlperf_disk.py."""
+    with warm.spawning(run):
+        yield
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For reports whose pictures nobody looks at."""
+    monkeypatch.setattr(report, "draw", lambda results, out: [])
 
 
 def job_of(fake: FakeDispatcher, task: str, folder: Path, duration_s: float = 0.2) -> Job:

@@ -191,7 +191,7 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
 def _nothing_to_stop() -> Iterator[None]:
     """``up`` has handlers of its own, which stay until its process has ended. Until it has set them
     there is nothing that would have to be ended in order."""
-    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDING}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, _leave)

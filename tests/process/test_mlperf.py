@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlperf_rig
 import numpy as np
 import pytest
 import typer
@@ -20,10 +21,8 @@ from rich.console import Console
 from safetensors.numpy import save_file
 from system_rig import served
 from up_rig import without_torch
-from warm_rig import Warm
 
-from blockflow.bench.mlperf import calibrate, report
-from blockflow.bench.mlperf import run as run_module
+from blockflow.bench.mlperf import calibrate
 from blockflow.bench.mlperf.accuracy import Truth, measure, save_truth
 from blockflow.bench.mlperf.batch_sizes import BatchWatch
 from blockflow.bench.mlperf.document import make_document
@@ -44,6 +43,8 @@ from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
+pytestmark = pytest.mark.usefixtures("forks")
+forks, no_pictures = mlperf_rig.forks, mlperf_rig.no_pictures
 SPEC = TensorSpec("float32", ("rows", 4))
 TOPOLOGY = {
     "blocks": ["trunk", "head", "picky"],
@@ -55,19 +56,6 @@ TOPOLOGY = {
 }
 # A bound and a percentile that no busy machine misses: what is tested is not how fast it is.
 SURE = ("--short", "--duration", "0.1", "--queries", "30", "--percentile", "50")
-
-
-@pytest.fixture(autouse=True)
-def forks(warm: Warm) -> Iterator[None]:
-    """LoadGen's processes are; that one starts from nothing is shown in test_mlperf_disk.py."""
-    with warm.spawning(run_module):
-        yield
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For reports whose pictures nobody looks at."""
-    monkeypatch.setattr(report, "draw", lambda results, out: [])
 
 
 @pytest.fixture(autouse=True)
