@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -18,13 +20,22 @@ from rich.console import Console
 from blockflow.bench.demo import picture, report
 from blockflow.bench.demo.blocks import SHARED, one_worker_topology, separate_topology
 from blockflow.bench.demo.data import HELD_OUT, TASKS, labels, load_data
-from blockflow.bench.demo.measure import Deployment, JointFigures, Memory, TaskFigures, accuracy
+from blockflow.bench.demo.measure import (
+    DEADLINE_S,
+    Deployment,
+    JointFigures,
+    Memory,
+    TaskFigures,
+    accuracy,
+    send_all,
+)
 from blockflow.bench.demo.run import Demo, Outcome, Settings, read_topology
 from blockflow.bench.demo.server import Leftovers
 from blockflow.bench.demo_grids import demo_time_grid
 from blockflow.bench.reliability.promise import NOT_MEASURED
 from blockflow.cli.demo import what_next
 from blockflow.cli.main import main
+from blockflow.client import Client
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError
 
@@ -81,6 +92,26 @@ def test_labels_follow_from_the_digit() -> None:
 def test_accuracy_counts_the_largest_logit() -> None:
     logits = np.array([[0.1, 0.9], [0.8, 0.2]], dtype=np.float32)
     assert accuracy(logits, np.array([1, 1])) == 0.5
+
+
+def test_a_busy_machine_is_given_time() -> None:
+    """With the tasks' own deadlines the Dispatcher refuses some of sixteen requests that only wait
+    for a core, and the first command of the README fails."""
+
+    class Patient:
+        def submit(self, tasks: list[str], x: Any, *, deadline_s: float = 0) -> Future[Any]:
+            assert deadline_s == DEADLINE_S
+            answered: Future[Any] = Future()
+            answered.set_result({t: SimpleNamespace(value=x.reshape(1, -1)) for t in tasks})
+            return answered
+
+        def infer(self, tasks: list[str], x: Any, *, deadline_s: float = 0) -> Any:
+            return self.submit(tasks, x, deadline_s=deadline_s).result()
+
+    images = load_data(seed=7).test_images[:20]
+    outputs, _ = send_all(cast(Client, Patient()), TASKS, images, lambda _: None)
+    for values in outputs.values():
+        np.testing.assert_array_equal(values, images.reshape(20, -1))
 
 
 def test_the_shipped_topology_deploys_the_demo_blocks() -> None:

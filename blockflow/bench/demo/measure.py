@@ -26,6 +26,10 @@ IN_FLIGHT = 16
 """Requests kept under way for throughput: enough to keep every block of the path busy."""
 
 WARM_UP = 8
+DEADLINE_S = 30.0
+"""A machine that is busy with other things is slow, and no reason to fail: with the tasks' own
+deadlines the Dispatcher would refuse some of what only waits for a core."""
+
 Step = Callable[[float], None]
 
 
@@ -135,7 +139,7 @@ def send_all(
         the logits per task, rows in the order of the images; and requests answered per second.
     """
     for _ in range(WARM_UP):
-        client.infer(list(tasks), images[:1])
+        client.infer(list(tasks), images[:1], deadline_s=DEADLINE_S)
     outputs: dict[str, list[NDArray[np.float32]]] = {task: [] for task in tasks}
     waiting: deque[PendingRequest[dict[str, Result]]] = deque()
 
@@ -147,7 +151,8 @@ def send_all(
     for i in range(len(images)):
         if len(waiting) == IN_FLIGHT:
             take()
-        waiting.append(client.submit(list(tasks), images[i : i + 1]))
+        row = images[i : i + 1]
+        waiting.append(client.submit(list(tasks), row, deadline_s=DEADLINE_S))
         step((i + 1 - len(waiting)) / len(images))
     while waiting:
         take()
@@ -165,6 +170,7 @@ def one_by_one(
         tasks,
         lambda i: images[i % len(images)][None],
         count=requests,
+        deadline_s=DEADLINE_S,
         on_progress=lambda done: step(done / requests),
     )
     collector = generator.run()
