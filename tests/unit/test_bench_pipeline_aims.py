@@ -199,6 +199,18 @@ def test_every_engine_has_its_own_rows_and_the_table_fits_a_terminal() -> None:
         assert "…" not in out.getvalue(), "something is cut on a terminal of 80 columns"
 
 
+def test_a_worker_is_measured_when_it_has_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives back after the update is not its own: once in ten starts it was counted."""
+    sizes = [30, 30, 30, 18, 17, 18]
+    monkeypatch.setattr(worker_start, "_LOOK_S", 0)
+    monkeypatch.setattr(
+        worker_start,
+        "private_and_shared",
+        lambda _pid: (sizes.pop(0) if len(sizes) > 1 else sizes[0], 0),
+    )
+    assert worker_start.idle_private(1) == 17
+
+
 def test_memory_that_cannot_be_read_is_no_small_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
