@@ -78,6 +78,13 @@ class Redial:
             self.due_ns = now_ns + int(self._wait_ns * (1 + self._chance()))
             self._wait_ns = min(2 * self._wait_ns, LONGEST_NS)
 
+    def moves_on(self, now_ns: int) -> None:
+        """The attempt has failed, and the next one is by another address: it does not wait longer
+        than the first."""
+        self.until_ns = None
+        if self.due_ns is None:
+            self.due_ns = now_ns + int(FIRST_NS * (1 + self._chance()))
+
     def offended(self, now_ns: int) -> None:
         """The connection was given up, for what came on it: the next one can wait."""
         self._wait_ns = LONGEST_NS

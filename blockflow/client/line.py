@@ -71,7 +71,7 @@ class Line:
         if self._redial.is_overdue(now_ns):  # nothing came of it, and libzmq does not say so
             self._dealer.hang_up()
             self._tell(_SILENT)
-            self._redial.failed(now_ns)
+            self._failed(now_ns)
         if self._redial.is_due(now_ns):
             self.dial()
         endpoint = self._where.found()
@@ -82,7 +82,7 @@ class Line:
             self._redial.dialled(now_ns + _CONNECT_NS)
             self._dealer.dial(endpoint)
         else:
-            self._redial.failed(now_ns)
+            self._failed(now_ns)
 
     def dial(self) -> None:
         """Begin an attempt: :meth:`on_tick` goes on with it as soon as it is known where to."""
@@ -101,7 +101,7 @@ class Line:
     def ended(self, now_ns: int) -> None:
         """The connection has; what had come on it was read."""
         self._dealer.hang_up()
-        self._redial.failed(now_ns)
+        self._failed(now_ns)
 
     def leave(self, trouble: str, now_ns: int) -> None:
         """Give the connection up, for what came on it."""
@@ -115,15 +115,21 @@ class Line:
             self._redial.dialled(now_ns + _HANDSHAKE_NS)
             self._tell(self._trouble or _SILENT)
         elif kind == zmq.EVENT_CONNECT_RETRIED and not self._link.up:
-            self._redial.failed(now_ns)
+            self._failed(now_ns)
         elif kind in _TROUBLES:
             self._tell(_TROUBLES[kind])
             self.refused = kind in _REFUSALS
             if kind == _FAILED_AUTH or value == _OTHER_MECHANISM:
                 self._redial.dialled()  # not before somebody asks, or libzmq says that it would
                 return True
-            self._redial.failed(now_ns)
+            self._failed(now_ns)
         return False
+
+    def _failed(self, now_ns: int) -> None:
+        if self._where.further:
+            self._redial.moves_on(now_ns)
+        else:
+            self._redial.failed(now_ns)
 
     def _tell(self, trouble: str) -> None:
         """What is wrong with the last attempt; what is wrong with the name comes first."""

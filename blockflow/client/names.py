@@ -17,8 +17,8 @@ from contextlib import suppress
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a name, as they stand in an endpoint: the IPv4 ones, or the IPv6 ones where
-    there is no other. It may wait for a name server.
+    """The addresses of a name, as they stand in an endpoint: the IPv4 ones first. It may wait for a
+    name server.
 
     Raises:
         OSError, UnicodeError: there is none.
@@ -31,7 +31,7 @@ def resolve(host: str) -> list[str]:
         elif family == socket.AF_INET6:
             scope = f"%{where[3]}" if len(where) == 4 and where[3] else ""
             v6.append(f"[{where[0]}{scope}]")
-    return list(dict.fromkeys(v4 or v6))  # some are listed twice
+    return list(dict.fromkeys(v4 + v6))  # some are listed twice
 
 
 def names_a_host(address: str) -> bool:
@@ -59,11 +59,13 @@ class Whereabouts:
 
     Attributes:
         trouble: what is wrong with the name; '' = nothing known.
+        further: it has addresses besides that were not tried since one worked.
     """
 
     def __init__(self, address: str, ring: Callable[[Callable[[], None]], object]) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         self.trouble = ""
+        self.further = False
         self._fixed = "" if names_a_host(address) else address
         self._host, self._port = host.strip("[]"), port
         self._ring = ring
@@ -100,7 +102,7 @@ class Whereabouts:
             return None
         answer = self._answers.popleft()
         if isinstance(answer, str):
-            self.trouble = answer
+            self.trouble, self.further = answer, False
             return ""
         self.trouble = ""
         left = [a for a in answer if a not in self._tried]
@@ -108,8 +110,9 @@ class Whereabouts:
             self._tried, left = [], answer
         endpoint = self._good if self._good in left else left[0]
         self._tried.append(endpoint)
+        self.further = len(left) > 1
         return endpoint
 
     def worked(self, endpoint: str) -> None:
         """There is a connection with ``endpoint``."""
-        self._tried, self._good = [], endpoint
+        self._tried, self._good, self.further = [], endpoint, False

@@ -39,10 +39,10 @@ def test_what_needs_a_look_up(address: str, named: bool) -> None:
     assert names_a_host(address) == named
 
 
-def test_ipv6_counts_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipv6_comes_after_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     six, link_local = (V6, ("2001:db8::1", 0, 0, 0)), (V6, ("fe80::1", 0, 0, 2))
     lists(monkeypatch, six, (V4, ("192.0.2.2", 0)), (V4, ("192.0.2.1", 0)), (V4, ("192.0.2.2", 0)))
-    assert resolve("both") == ["192.0.2.2", "192.0.2.1"]
+    assert resolve("both") == ["192.0.2.2", "192.0.2.1", "[2001:db8::1]"]
     assert not is_v6("tcp://both:1")  # as everybody
     lists(monkeypatch, six, link_local)
     assert resolve("six") == ["[2001:db8::1]", "[fe80::1%2]"]
@@ -86,8 +86,10 @@ def test_what_worked_comes_first_and_then_the_others(monkeypatch: pytest.MonkeyP
     where, following = whereabouts(monkeypatch, "1.1.1.1", "2.2.2.2", "3.3.3.3")
     assert [following(), following()] == ["tcp://1.1.1.1:7", "tcp://2.2.2.2:7"]
     where.worked("tcp://2.2.2.2:7")
-    tried = [following() for _ in range(4)]
-    assert tried == [f"tcp://{n}.{n}.{n}.{n}:7" for n in (2, 1, 3, 2)]
+    assert not where.further
+    tried = [(following(), where.further) for _ in range(4)]
+    order = [(2, True), (1, True), (3, False), (2, True)]
+    assert tried == [(f"tcp://{n}.{n}.{n}.{n}:7", further) for n, further in order]
 
 
 def test_addresses_may_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
+from typing import cast
 
-from blockflow.client.dealer import FIRST_NS, LONGEST_NS, Redial
+import pytest
+import zmq
+
+from blockflow.client import names
+from blockflow.client.dealer import FIRST_NS, LONGEST_NS, Dealer, Redial
+from blockflow.client.line import Line
+from blockflow.client.names import Whereabouts
+from blockflow.client.outcome import Link
 
 MS = 1_000_000
 
@@ -36,6 +45,41 @@ def test_attempts_become_rarer_up_to_a_bound() -> None:
 def test_chance_adds_up_to_as_much_again() -> None:
     assert waits(Redial(constant(0.5)), 2) == [FIRST_NS * 3 // 2, FIRST_NS * 3]
     assert len({waits(Redial(), 1)[0] for _ in range(20)}) > 1
+
+
+class Phone:
+    """A dealer whose attempts come to nothing."""
+
+    endpoint = ""
+
+    def dial(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def hang_up(self) -> None:
+        self.endpoint = ""
+
+
+def test_a_name_s_other_addresses_are_tried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "resolve", lambda host: ["1.1.1.1", "[2::2]"])
+    rung = threading.Event()
+    where = Whereabouts("tcp://host:7", lambda act: (act(), rung.set()))
+    phone, now, tried, waited = Phone(), 0, [], []
+    line = Line(cast(Dealer, phone), Link("tcp://host:7", 1, 0), where)
+    line.begin(now)
+    for _ in range(8):
+        assert rung.wait(20)
+        rung.clear()
+        line.on_tick(now)
+        tried.append(phone.endpoint)
+        line.on_event(zmq.EVENT_CONNECT_RETRIED, 0, now)
+        due = line.next_wakeup()
+        assert due is not None
+        waited.append(due - now)
+        now = due
+        line.on_tick(now)
+    assert tried == ["tcp://1.1.1.1:7", "tcp://[2::2]:7"] * 4
+    assert all(FIRST_NS <= wait <= 2 * FIRST_NS for wait in waited[::2])
+    assert all(wait >= FIRST_NS << n for n, wait in enumerate(waited[1::2]))
 
 
 def test_an_end_that_is_told_twice_is_one() -> None:
