@@ -11,13 +11,16 @@ import pytest
 import blockflow.wire
 from blockflow.core import limits
 from blockflow.core.errors import WireError
-from blockflow.core.model import DTYPE_BYTES
-from blockflow.core.routing import PathNode, PathTree
+from blockflow.core.model import DTYPE_BYTES, Contract, TensorSpec
+from blockflow.core.routing import PathNode, PathTree, RouteTable, TaskRoute
+from blockflow.dispatcher.replies import Descriptions
 from blockflow.wire import client, control, data, grants
 from blockflow.wire.codec import decode, encode, joined
 from blockflow.wire.tensor import DTYPES, TensorDesc
 
 TEXT = (Path(next(iter(blockflow.wire.__path__))) / "PROTOCOL.md").read_text()
+
+IMAGE = TensorSpec("uint8", ("rows", 4))
 
 
 def section(title: str) -> str:
@@ -115,6 +118,17 @@ def test_client_kinds_and_results() -> None:
     raw = unpack(client.encode_to_client(reply))
     assert isinstance(raw, list)
     assert len(raw[4][0]) == len(result_fields)
+
+
+def test_descriptions() -> None:
+    route = TaskRoute("t", ("b",), Contract(IMAGE, IMAGE))
+    assert {r[0] for r in rows(section("Descriptions"))} == route.to_dict().keys()
+    named = set(re.findall(r"`(\w+)`", section("Descriptions").partition("`limits`: ")[2]))
+    table = RouteTable(1, 1, tasks={"t": route})
+    told = Descriptions({"max_inflight": 1, "max_inflight_per_client": 1}).answer(bytes(16), table)
+    description = client.decode_to_client(told)
+    assert isinstance(description, client.Description)
+    assert named == description.limits.keys()
 
 
 def test_side_kinds() -> None:
