@@ -246,7 +246,7 @@ class ClientCore:
         try:
             msg = decode_to_client(frames[0])
             if isinstance(msg, Description):
-                self.counters.unasked += msg.request_id not in self._catalog
+                self.counters.unasked += not self._catalog.expects(msg.request_id)
                 described = self._catalog.on_description(msg)
                 for p in list(self._undated.values()):
                     self._settle_deadline(p)

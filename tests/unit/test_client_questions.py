@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from client_core_rig import DESC, MS, connected_core, description, only, rid, send_all
+from client_core_rig import DESC, MS, connected_core, description, only, rid, send_all, submit
 
 from blockflow.client.outcome import Described, Failed
 from blockflow.client.request import task_names
@@ -15,6 +15,7 @@ from blockflow.core import limits
 from blockflow.core.errors import RequestError, make_error
 from blockflow.wire.client import (
     KIND_REPLY,
+    UNASKED,
     Reply,
     Request,
     TaskResult,
@@ -42,6 +43,16 @@ def test_a_question_that_is_refused_ends_with_the_reason(wanted: Any, answer: by
     assert (core.counters.unasked, core.counters.late_replies) == (0, 0)
     assert core.on_message([answer], 0) == []
     assert core.counters.unasked == 1
+
+
+def test_an_answer_to_the_client_s_own_question_was_asked_for() -> None:
+    """It asks for the tasks' deadlines, where a call has none."""
+    core = connected_core()
+    submit(core, 1, deadline_ms=None)
+    assert [m.request_id for m in send_all(core)] == [UNASKED]
+    for unasked in (0, 1):
+        core.on_message(description(UNASKED), 0)
+        assert core.counters.unasked == unasked
 
 
 def names_of(letter: str) -> list[str]:
