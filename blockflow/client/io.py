@@ -56,7 +56,7 @@ class IoThread:
         side: the connection for granted memory; to be used in this thread alone.
 
     Raises:
-        RequestError: INVALID_REQUEST, the address is none.
+        RequestError: INVALID_REQUEST, the address is none, or threads are none of the system's.
         SystemError_: NO_SPACE: no descriptors, memory or threads are left for it.
     """
 
@@ -78,7 +78,7 @@ class IoThread:
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # whoever waits may give up; the end comes anyway
         self._pid = os.getpid()
-        self._thread = ClientThread(target=self._run, name="blockflow-client", daemon=True)
+        self._thread = ClientThread(self._run)
         with ExitStack() as undo:
             try:
                 self._wakeup = WakeUp()
@@ -94,6 +94,7 @@ class IoThread:
                 self._thread.start()
             except Exception as exc:
                 raise _cannot_begin(exc, core.link.address) from exc
+            self._thread.check(core.link.address)
             undo.pop_all()
         # What is called last was registered first, as pyzmq's collector was by the import above:
         # ZeroMQ's thread must have let go of all arrays before that forgets them, or it sends, or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,32 @@ class ClientThread(threading.Thread):
     """
 
     waits_for: ClientThread | None = None
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name="blockflow-client", daemon=True)
+        self._maker = threading.get_native_id()
+        self._feigned = False
+
+    def run(self) -> None:
+        # Where threads take turns in one of the system's, its first wait would be everybody's.
+        self._feigned = threading.get_native_id() == self._maker
+        if not self._feigned:
+            super().run()
+
+    def check(self, address: str) -> None:
+        """Once it was started.
+
+        Raises:
+            RequestError: INVALID_REQUEST: it is no thread of the system, and has not run.
+        """
+        if self._feigned:
+            raise RequestError(
+                "INVALID_REQUEST",
+                "a client needs a thread, and there are none here (gevent has put its own"
+                " in their place)",
+                where=address,
+                hint="monkey.patch_all(thread=False), and calls in gevent's own pool of threads",
+            )
 
     @contextmanager
     def awaited(self, address: str) -> Iterator[None]:

@@ -1,11 +1,15 @@
-"""The lock that a client's thread takes as well as its callers."""
+"""The lock that a client's thread takes as well as its callers; and that the thread is one."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any, cast
 
-from blockflow.client.thread import Held, SharedLock
+import pytest
+
+from blockflow.client import Client
+from blockflow.client.thread import ClientThread, Held, SharedLock
+from blockflow.core.errors import RequestError
 
 
 def elsewhere(lock: SharedLock) -> bool:
@@ -47,3 +51,20 @@ def test_who_waits_in_a_condition_of_it_holds_it_no_more() -> None:
         assert held.depth == 2
     thread.join()
     assert seen == [True] and held.depth == 0 and not lock.locked()
+
+
+def test_a_thread_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where gevent has replaced them: its first wait would stop its maker's."""
+    ran: list[int] = []
+    begun = ClientThread(lambda: ran.append(1))
+    begun.start()
+    begun.join()
+    begun.check("tcp://127.0.0.1:1")
+    assert ran == [1]
+    feigned = ClientThread(lambda: ran.append(2))
+    feigned.run()
+    assert ran == [1]
+    monkeypatch.setattr(ClientThread, "start", lambda self: setattr(self, "_feigned", True))
+    with pytest.raises(RequestError, match="needs a thread") as refused:
+        Client("tcp://127.0.0.1:1")
+    assert refused.value.code == "INVALID_REQUEST"
