@@ -17,7 +17,7 @@ SERVER_KEY_VARIABLE = "BLOCKFLOW_SERVER_KEY"
 
 _TCP = re.compile(r"tcp://(\[[0-9A-Za-z:._%]+\]|[0-9A-Za-z][0-9A-Za-z._-]*):(\d{1,5})", re.ASCII)
 """Of names what libzmq takes, which is not asked: it is given what they stand for (names.py)."""
-_IPC = re.compile(r"ipc://\S+")
+_IPC = re.compile(r"ipc://[^\0-\x1f\x7f]+")
 
 
 def is_local(address: str) -> bool:

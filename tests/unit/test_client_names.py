@@ -57,6 +57,13 @@ def test_what_libzmq_takes_for_no_name_is_none(host: str) -> None:
         dispatcher_address(f"tcp://{host}:1")
 
 
+def test_a_path_may_have_spaces() -> None:
+    assert dispatcher_address("ipc:///run/a b/clients.sock") == "ipc:///run/a b/clients.sock"
+    for none in ("ipc://", "ipc:///a\nb", "ipc:///a\0"):
+        with pytest.raises(RequestError, match="not the address"):
+            dispatcher_address(none)
+
+
 def whereabouts(monkeypatch: pytest.MonkeyPatch, *found: str) -> tuple[Whereabouts, Any]:
     """Of a name that stands for ``found``, and what gives the next endpoint."""
     monkeypatch.setattr(names, "resolve", lambda host: list(found))
