@@ -15,6 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+_MORE_ROUNDS = 3
+"""After a connection its own family is tried once, and so often again, before the other one, of
+which each attempt may take seconds where nothing lets it through."""
+
+
+def _is_v6(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://[")
+
 
 def resolve(host: str) -> list[str]:
     """The addresses of a name, as they stand in an endpoint: the IPv4 ones first. It may wait for a
@@ -72,6 +80,7 @@ class Whereabouts:
         self._answers: deque[list[str] | str] = deque()
         self._tried: list[str] = []
         self._good = ""
+        self._rounds = 0
 
     def ask(self) -> None:
         """Find out: :meth:`found` says it, where a name is looked up after a ring."""
@@ -105,9 +114,13 @@ class Whereabouts:
             self.trouble, self.further = answer, False
             return ""
         self.trouble = ""
+        kin = [a for a in answer if self._good and _is_v6(a) == _is_v6(self._good)]
+        if kin and self._rounds < _MORE_ROUNDS:
+            answer = kin
         left = [a for a in answer if a not in self._tried]
         if not left:
             self._tried, left = [], answer
+            self._rounds += 1
         endpoint = self._good if self._good in left else left[0]
         self._tried.append(endpoint)
         self.further = len(left) > 1
@@ -115,4 +128,4 @@ class Whereabouts:
 
     def worked(self, endpoint: str) -> None:
         """There is a connection with ``endpoint``."""
-        self._tried, self._good, self.further = [], endpoint, False
+        self._tried, self._good, self.further, self._rounds = [], endpoint, False, 0

@@ -99,6 +99,22 @@ def test_what_worked_comes_first_and_then_the_others(monkeypatch: pytest.MonkeyP
     assert tried == [(f"tcp://{n}.{n}.{n}.{n}:7", further) for n, further in order]
 
 
+def test_the_other_family_comes_later_once_one_has_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packets may be lost without a word, and the Dispatcher be back in a moment."""
+    where, following = whereabouts(monkeypatch, "1.1.1.1", "[2::2]")
+    assert [following(), following()] == ["tcp://1.1.1.1:7", "tcp://[2::2]:7"]
+    where.worked("tcp://1.1.1.1:7")
+    tried = [following() for _ in range(7)]
+    assert tried == ["tcp://1.1.1.1:7"] * 4 + [
+        "tcp://[2::2]:7",
+        "tcp://1.1.1.1:7",
+        "tcp://[2::2]:7",
+    ]
+    where.worked("tcp://[2::2]:7")
+    monkeypatch.setattr(names, "resolve", lambda host: ["1.1.1.1"])
+    assert following() == "tcp://1.1.1.1:7"
+
+
 def test_addresses_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     where, following = whereabouts(monkeypatch, "1.1.1.1")
     assert following() == "tcp://1.1.1.1:7"
