@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 
 import zmq
@@ -131,11 +131,13 @@ class IoThread:
         self._closed = True
 
     def join(self) -> None:
-        """Wait for the thread's end; not where it waits for this very caller: in a callback, and in
-        the handler of a signal that came while its thread held a lock of :meth:`new_lock`.
+        """Wait for the thread's end; not where it waits for this very caller: in a callback, also
+        by way of another client's, and in the handler of a signal that came while its thread held a
+        lock of :meth:`new_lock`.
         """
-        if not self.is_current() and not self._held.depth:
-            self._thread.join()
+        if not self._held.depth:
+            with suppress(RequestError), self.awaited():
+                self._thread.join()
 
     def new_lock(self) -> SharedLock:
         """A lock that this thread may wait for."""

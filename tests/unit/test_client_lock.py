@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from blockflow.client import Client
@@ -68,3 +70,25 @@ def test_a_thread_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(RequestError, match="needs a thread") as refused:
         Client("tcp://127.0.0.1:1")
     assert refused.value.code == "INVALID_REQUEST"
+
+
+def test_callbacks_may_close_one_another_s_clients() -> None:
+    """At the same moment, as when both have lost the same Dispatcher."""
+    both = threading.Barrier(2)
+    closed = threading.Semaphore(0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        clients = [Client(address, connect_timeout_s=0.01) for _ in range(2)]
+
+        def close_other(other: Client) -> None:
+            both.wait(20)
+            other.close()
+            closed.release()
+
+        for one, other in (clients, clients[::-1]):
+            pending = one.submit("task", np.ones((1, 4), np.float32), deadline_s=5)
+            pending.add_done_callback(lambda _, other=other: close_other(other))
+        assert all(closed.acquire(timeout=20) for _ in clients)
+    for client in clients:
+        client.close()
