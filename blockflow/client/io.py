@@ -25,7 +25,7 @@ from blockflow.client.request import Upload
 from blockflow.client.room import check_descriptors, frame_of
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
-from blockflow.client.thread import ClientThread, Held, SharedLock
+from blockflow.client.thread import ClientThread, SharedLock
 from blockflow.client.wakeup import WakeUp
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.core.scarcity import no_room
@@ -69,7 +69,6 @@ class IoThread:
         self._failed = ""
         self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
         self._ends: dict[bytes, End] = {}
-        self._held = Held()
         self._lock = self.new_lock()  # a signal's handler may post in the middle of a post
         self._closed = False
         self._poller = zmq.Poller()
@@ -133,15 +132,15 @@ class IoThread:
     def join(self) -> None:
         """Wait for the thread's end; not where it waits for this very caller: in a callback, also
         by way of another client's, and in the handler of a signal that came while its thread held a
-        lock of :meth:`new_lock`.
+        lock of any client's :meth:`new_lock`.
         """
-        if not self._held.depth:
+        if not SharedLock.held.depth:
             with suppress(RequestError), self.awaited():
                 self._thread.join()
 
     def new_lock(self) -> SharedLock:
         """A lock that this thread may wait for."""
-        return SharedLock(self._held)
+        return SharedLock()
 
     def shut_down(self) -> None:
         """End the thread and wait for that; in a forked child, which has none, do nothing."""

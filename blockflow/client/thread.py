@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from blockflow.core.errors import RequestError
 
@@ -85,7 +85,7 @@ def _leads_to(thread: ClientThread, end: ClientThread) -> bool:
 
 
 class Held(threading.local):
-    """What this very thread holds of a client's :class:`SharedLock`.
+    """What this very thread holds of clients' :class:`SharedLock`.
 
     Attributes:
         depth: how many times it holds one, or is about to.
@@ -98,12 +98,14 @@ class SharedLock:
     """An RLock that a client's thread takes as well as its callers.
 
     A signal's handler runs in the middle of its thread, which may hold such a lock: there it must
-    not wait for the client's thread, which could not get it. Who asks ``held`` knows. For a
-    ``threading.Condition`` too.
+    not wait for a client's thread, which could not get it, be it in a callback that calls another
+    client. Who asks ``held``, which is of all clients, knows. For a ``threading.Condition`` too.
     """
 
-    def __init__(self, held: Held) -> None:
-        self._held = held
+    held: ClassVar[Held] = Held()
+
+    def __init__(self) -> None:
+        self._held = self.held
         self._lock: Any = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from blockflow.client import Client
-from blockflow.client.thread import ClientThread, Held, SharedLock
+from blockflow.client.thread import ClientThread, SharedLock
 from blockflow.core.errors import RequestError
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody answers."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def elsewhere(lock: SharedLock) -> bool:
@@ -24,8 +34,7 @@ def elsewhere(lock: SharedLock) -> bool:
 
 
 def test_whether_it_is_held_is_told_to_who_holds_it_and_to_others() -> None:
-    held = Held()
-    lock = SharedLock(held)
+    held, lock = SharedLock.held, SharedLock()
     assert not lock.locked() and not elsewhere(lock)
     with lock, lock:
         assert lock.locked() and elsewhere(lock)
@@ -36,8 +45,7 @@ def test_whether_it_is_held_is_told_to_who_holds_it_and_to_others() -> None:
 
 def test_who_waits_in_a_condition_of_it_holds_it_no_more() -> None:
     """Whatever the Condition of this Python asks of its lock."""
-    held = Held()
-    lock = SharedLock(held)
+    held, lock = SharedLock.held, SharedLock()
     condition = threading.Condition(cast(Any, lock))
     seen: list[bool] = []
 
@@ -76,9 +84,7 @@ def test_callbacks_may_close_one_another_s_clients() -> None:
     """At the same moment, as when both have lost the same Dispatcher."""
     both = threading.Barrier(2)
     closed = threading.Semaphore(0)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with nobody() as address:
         clients = [Client(address, connect_timeout_s=0.01) for _ in range(2)]
 
         def close_other(other: Client) -> None:
@@ -92,3 +98,27 @@ def test_callbacks_may_close_one_another_s_clients() -> None:
         assert all(closed.acquire(timeout=20) for _ in clients)
     for client in clients:
         client.close()
+
+
+def test_who_holds_a_client_s_lock_waits_for_no_client_s_thread() -> None:
+    """As in the handler of a signal that came in the middle of a call: a callback of the client
+    that it closes may want the lock."""
+    lock = SharedLock()
+    wanted, closed = threading.Event(), threading.Event()
+
+    def callback(_: object) -> None:
+        wanted.set()
+        with lock:
+            pass
+
+    def handler(client: Client) -> None:
+        with lock:
+            pending = client.submit("task", np.ones((1, 4), np.float32), deadline_s=5)
+            pending.add_done_callback(callback)
+            assert wanted.wait(20)
+            client.close()
+        closed.set()
+
+    with nobody() as address, Client(address, connect_timeout_s=0.01) as client:
+        threading.Thread(target=handler, args=(client,), daemon=True).start()
+        assert closed.wait(20)
