@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Protocol
 
-from blockflow.core.errors import Problem
+from blockflow.core.errors import MOST_FINDINGS, Problem, further
 from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
 
@@ -131,7 +131,8 @@ def option_problems(
     path: str,
     required: Sequence[str] = (),
 ) -> list[Problem]:
-    """Unknown options, values of the wrong kind and missing ones, each with its JSON path.
+    """Unknown options (the first of them, and how many more there are), values of the wrong kind
+    and missing ones, each with its JSON path.
 
     Args:
         owner: whose options they are, for the messages.
@@ -142,8 +143,12 @@ def option_problems(
     """
     problems = []
     guesses = Guesses(known)
+    unknown = 0
     for name, value in options.items():
-        kind, place = known.get(name), member(path, str(name))
+        kind = known.get(name)
+        if kind is None and (unknown := unknown + 1) > MOST_FINDINGS:
+            continue
+        place = member(path, str(name))
         if kind is None:
             nothing = f"known: {', '.join(known)}" if known else "leave it out"
             hint = guesses.hint(str(name)) or nothing
@@ -153,7 +158,7 @@ def option_problems(
     for name in required:
         if name not in options:
             problems.append(Problem(f"{path}.{name}", f"{owner} needs {name!r}", str(known[name])))
-    return problems
+    return [*problems, *further(unknown, path)]
 
 
 def shown(value: Any) -> str:

@@ -222,10 +222,10 @@ def misfits(
     if device.partition(":")[0] not in kind.devices:
         why = f"engine {name!r} does not run on {device!r}"
         found.append(_refused(block, "device", why, f"it runs on: {', '.join(kind.devices)}"))
+    guesses = Guesses(kind.options)
     for option, value in given.items():
-        problem = _option_problem(kind, option, value, device)
-        dynamic = block.contract.input.dynamic
-        if not problem and option == FIXED_ROWS and dynamic:
+        problem = _option_problem(kind, option, value, device, guesses)
+        if not problem and option == FIXED_ROWS and (dynamic := block.contract.input.dynamic):
             problem = (
                 f"option {option!r} is for blocks of which only the rows are dynamic",
                 f"so are here: {', '.join(dynamic)}",
@@ -272,11 +272,13 @@ def _is_ours(choice: Mapping[str, Any]) -> bool:
     return kind is not None and choice["precision"] in kind.files
 
 
-def _option_problem(kind: EngineKind, name: str, value: Any, device: str) -> tuple[str, str] | None:
+def _option_problem(
+    kind: EngineKind, name: str, value: Any, device: str, guesses: Guesses
+) -> tuple[str, str] | None:
     """What is wrong with one option: (message, hint); None if nothing is."""
     rule = kind.options.get(name)
     if rule is None:
-        return f"unknown option {name!r}", near(name, list(kind.options))
+        return f"unknown option {name!r}", near(name, list(kind.options), guesses)
     if rule is list:
         if not _are_rows(value):
             why = f"option {name!r} is not a list of numbers of rows: {value!r}"
@@ -302,11 +304,10 @@ def _are_rows(value: Any) -> bool:
     )
 
 
-def near(word: str, known: Sequence[str]) -> str:
-    """A hint: what was probably meant, or all there is."""
-    return Guesses(known).hint(word) or (
-        f"known: {', '.join(known)}" if known else "there are none"
-    )
+def near(word: str, known: Sequence[str], guesses: Guesses | None = None) -> str:
+    """A hint: what was probably meant, or all there is. ``guesses``: those over ``known``."""
+    all_of_them = f"known: {', '.join(known)}" if known else "there are none"
+    return (guesses or Guesses(known)).hint(word) or all_of_them
 
 
 def _missing_file(

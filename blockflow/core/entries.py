@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from blockflow.core.errors import Problem
+from blockflow.core.errors import MOST_FINDINGS, Problem, further
 from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member, shortened
 from blockflow.core.text import has_half
@@ -17,17 +17,23 @@ S = TypeVar("S", bound=BaseModel)
 
 _MOST_LEVELS = 8
 """Of lists and objects in a block's field: of a launch order's twelve four are around it."""
-_MOST_FINDINGS = 100
-"""Of one object; the rest are counted. A body has room for a hundred thousand unknown fields."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 """The numbers that MessagePack has."""
 
 
-def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> list[Problem]:
-    """What a model finds wrong with an object that stands at ``base``."""
+def from_pydantic(
+    exc: ValidationError,
+    base: str,
+    model: type[BaseModel],
+    guesses: dict[type[BaseModel], Guesses],
+) -> list[Problem]:
+    """What a model finds wrong with an object that stands at ``base``.
+
+    ``guesses``: over the fields of each model; one for all objects of an update, whose words are
+    bounded together.
+    """
     out = []
-    guesses: dict[type[BaseModel], Guesses] = {}
-    for err in exc.errors(include_url=False)[:_MOST_FINDINGS]:
+    for err in exc.errors(include_url=False)[:MOST_FINDINGS]:
         path = base
         for part in err["loc"]:
             path = f"{path}[{part}]" if isinstance(part, int) else member(path, str(part))
@@ -45,17 +51,12 @@ def from_pydantic(exc: ValidationError, base: str, model: type[BaseModel]) -> li
         elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
             message = f"{message} (got {shortened(repr(err['input']))})"
         out.append(Problem(path, message, hint))
-    return [*out, *_further(exc.error_count(), base)]
+    return [*out, *further(exc.error_count(), base)]
 
 
 def told(found: Collection[Problem], base: str) -> list[Problem]:
     """The findings about the object at ``base`` that are told, and how many more there are."""
-    return [*islice(found, _MOST_FINDINGS), *_further(len(found), base)]
-
-
-def _further(count: int, base: str) -> list[Problem]:
-    left = count - _MOST_FINDINGS
-    return [Problem(base, f"and {left} more such finding{'s' if left > 1 else ''}")] * (left > 0)
+    return [*islice(found, MOST_FINDINGS), *further(len(found), base)]
 
 
 def _at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel]:

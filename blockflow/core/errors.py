@@ -268,6 +268,16 @@ class Problem:
         return out
 
 
+MOST_FINDINGS = 100
+"""Of one object; the rest are counted. A body has room for a hundred thousand unknown fields."""
+
+
+def further(count: int, base: str) -> list[Problem]:
+    """That of ``count`` findings about the object at ``base`` some are not told, if so."""
+    left = count - MOST_FINDINGS
+    return [Problem(base, f"and {left} more such finding{'s' if left > 1 else ''}")] * (left > 0)
+
+
 class TopologyError(BlockFlowError):
     """A system update is invalid, failed or came at the wrong time.
 

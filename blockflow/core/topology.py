@@ -19,6 +19,7 @@ from blockflow.core.artifacts import Lookup, Pinned, by_name, found_artifacts
 from blockflow.core.entries import from_pydantic, told, uncarried, usable, wrong_fields
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.fitting import arena_problems, core_problems, row_problems, size_problems
+from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
 from blockflow.core.paths import path_contract, path_problems
@@ -262,7 +263,7 @@ def _frame(data: dict[str, Any], problems: list[Problem]) -> tuple[_Frame, set[s
     try:
         return _Frame.model_validate(data), set()
     except ValidationError as exc:
-        problems += from_pydantic(exc, "$", _Frame)
+        problems += from_pydantic(exc, "$", _Frame, {})
         unsound = wrong_fields(exc)
     left = {k: v for k, v in data.items() if k not in unsound}
     return _Frame.model_validate({"blocks": [], "tasks": {}, **left}), unsound
@@ -270,6 +271,7 @@ def _frame(data: dict[str, Any], problems: list[Problem]) -> tuple[_Frame, set[s
 
 def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
     out: dict[str, BlockSpec] = {}
+    guesses: dict[type[BaseModel], Guesses] = {}
     if len(raw) > limits.MAX_BLOCKS:
         problems.append(
             Problem("$.blocks", f"{len(raw)} blocks are over the limit of {limits.MAX_BLOCKS}")
@@ -290,7 +292,7 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
             spec = BlockSpec.model_validate({k: fields[k] for k in fields if k not in lost})
         except ValidationError as exc:
             known = {p.path for p in lost.values()}  # they are not missing
-            found = [p for p in from_pydantic(exc, path, BlockSpec) if p.path not in known]
+            found = [p for p in from_pydantic(exc, path, BlockSpec, guesses) if p.path not in known]
             if isinstance(entry, str):
                 found = [Problem(path, p.message, p.hint) for p in found]
             problems += found
@@ -308,6 +310,7 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
 
 def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
     out: dict[str, TaskSpec] = {}
+    guesses: dict[type[BaseModel], Guesses] = {}
     if len(raw) > limits.MAX_TASKS:
         problems.append(
             Problem("$.tasks", f"{len(raw)} tasks are over the limit of {limits.MAX_TASKS}")
@@ -328,7 +331,7 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
         try:
             out[name] = TaskSpec.model_validate(fields)
         except ValidationError as exc:
-            found = from_pydantic(exc, path, TaskSpec)
+            found = from_pydantic(exc, path, TaskSpec, guesses)
             if isinstance(entry, list):
                 found = [
                     Problem(

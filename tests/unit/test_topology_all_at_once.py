@@ -9,8 +9,11 @@ import pytest
 
 from blockflow.batching.registry import policy_problems
 from blockflow.control.engines import engine_check
+from blockflow.core import guess
+from blockflow.core.engines import misfits
 from blockflow.core.entries import uncarried
-from blockflow.core.errors import TopologyError
+from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import draft_topology, parse_topology
 from blockflow.repository.repository import BlockRepository
@@ -168,6 +171,42 @@ def test_of_one_objects_findings_a_hundred_are_told_and_the_rest_counted(
     *_, last = found = caught.value.problems
     assert len(found) == 101 and last.path == "$.blocks[0]"
     assert last.message == "and 200 more such findings"
+
+
+MANY = dict.fromkeys((f"opt{i}" for i in range(300)), 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"blocks": [{"name": f"b{i}", f"opt{i}": 1} for i in range(300)], "tasks": {}},
+        {"blocks": [], "tasks": {f"t{i}": {"path": ["a"], f"opt{i}": 1} for i in range(300)}},
+        {"blocks": [{"name": "block1", "batching": {"policy": "lbci", **MANY}}], "tasks": {}},
+        {"blocks": [{"name": "block1", "options": MANY}], "tasks": {}},
+    ],
+    ids=["blocks", "tasks", "policy", "engine"],
+)
+def test_words_that_nobody_knows_are_compared_as_often_as_one_object_may_have_them(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def close(word: str, *_: object) -> list[str]:
+        return asked.append(word) or []
+
+    monkeypatch.setattr(guess, "get_close_matches", close)
+
+    def check_engine(spec: BlockSpec, info: BlockInfo, path: str) -> list[Problem]:
+        return [Problem(path, e.message) for e in misfits(info, options=spec.options)]
+
+    draft_topology(body, lookup, policy_problems, check_engine)
+    assert 0 < len([w for w in asked if w.startswith("opt")]) <= guess.WORDS
+
+
+def test_of_a_policys_unknown_options_a_hundred_are_told_and_the_rest_counted() -> None:
+    *told, missing, last = policy_problems({"policy": "lbci", **MANY}, "$.batching")
+    assert len(told) == 100 and missing.message == "policy 'lbci' needs 't_opt_ms'"
+    assert (last.path, last.message) == ("$.batching", "and 200 more such findings")
 
 
 def test_what_a_finding_quotes_is_short() -> None:
