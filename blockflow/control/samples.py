@@ -14,7 +14,8 @@ from tempfile import mkstemp
 from blockflow.control.documents import NO_ROOM
 from blockflow.core.errors import RequestError, SystemError_
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl")
+FILE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\.jsonl$"
+_FILE_NAME = re.compile(FILE_PATTERN)
 
 
 _UNFINISHED = ".new"

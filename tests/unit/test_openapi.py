@@ -143,6 +143,22 @@ def test_system_updates_that_it_does_not(body: Any) -> None:
     assert not Draft202012Validator(components()["SystemUpdate"]).is_valid(body)
 
 
+@pytest.mark.parametrize(
+    ("schema", "body", "taken"),
+    [
+        ("StoreOrder", {"file": "run1.jsonl"}, True),
+        ("StoreOrder", {"file": ""}, False),
+        ("StoreOrder", {"file": "../run1.jsonl"}, False),
+        ("StoreOrder", {"file": "run1.json"}, False),
+        ("Nothing", {}, True),
+        ("Nothing", None, True),
+        ("Nothing", [], False),
+    ],
+)
+def test_the_document_takes_what_the_resources_take(schema: str, body: Any, taken: bool) -> None:
+    assert Draft202012Validator(components()[schema]).is_valid(body) is taken
+
+
 class TestBody:
     def test_duplicates_are_found_with_their_paths(self) -> None:
         value, problems = parse_json(

@@ -32,6 +32,7 @@ from blockflow.control.rest.shapes import (
     said,
     text,
 )
+from blockflow.control.samples import FILE_PATTERN
 from blockflow.control.update import Kind, Phase
 from blockflow.core.errors import CODES, Fault
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, TaskSpec, Transport
@@ -194,7 +195,7 @@ def _orders() -> dict[str, Schema]:
             {"on": flag("whether it samples"), "hz": number("samples per second; 0 = off")}
         ),
         "StoreOrder": obj(
-            {"file": text("name below the state directory's kpis")},
+            {"file": {**text("name below the state directory's kpis"), "pattern": FILE_PATTERN}},
             {"force": flag("true replaces a file of that name; else it is FILE_EXISTS")},
             additionalProperties=False,
         ),
@@ -204,7 +205,7 @@ def _orders() -> dict[str, Schema]:
             health_fields(), {"error": ref("ErrorObject", "NOT_READY, with the same reasons")}
         ),
         "Accepted": obj({"accepted": flag("always true")}),
-        "Nothing": obj({}, additionalProperties=False),
+        "Nothing": maybe(obj({}, additionalProperties=False)),
     }
 
 
