@@ -7,17 +7,19 @@ written is written next time, and neither a start nor a replacement ever waits f
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blockflow.control.crew import Crew
-from blockflow.control.documents import read_sealed, seal, write_file
+from blockflow.control.documents import canonical_json, read_sealed, seal_canonical, write_file
 from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, NO_ROOM, Crash
 from blockflow.core.scarcity import AWAY
 
@@ -39,8 +41,29 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 Record = dict[str, Any]
-Entry = tuple[int | None, Record]
-"""When it was by the monotonic clock (None: under an earlier control plane), and what is stored."""
+
+_AROUND = 200
+"""Bytes of the file beside its body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A crash.
+
+    Attributes:
+        at_ns: when it was by the monotonic clock. None: under an earlier control plane.
+        record: what is stored.
+        text: this as canonical JSON. All others are stored again with each crash, and the
+            Manager's thread would take a tenth of a second to write down those of 256 processes.
+    """
+
+    at_ns: int | None
+    record: Record
+    text: str
+
+
+def _entry(at_ns: int | None, record: Record) -> Entry:
+    return Entry(at_ns, record, canonical_json(record))
 
 
 def crash_record(crash: Crash) -> Record:
@@ -102,12 +125,11 @@ class CrashBook:
                     log.warning("%s is not restarted: %s", name, why)
                 at = self._clock() - (now_ns - crash.at_ns) / 1e9
                 found = self._found.setdefault(name, deque(maxlen=CRASHES_KEPT))
-                if crash.no_room and found and _no_room(found[0][1]):
+                if crash.no_room and found and _no_room(found[0].record):
                     found.popleft()  # as :func:`~blockflow.control.fleet.remember`
-                found.appendleft((crash.at_ns, {"at": at, **crash_record(crash)}))
+                found.appendleft(_entry(crash.at_ns, {"at": at, **crash_record(crash)}))
                 if len(self._found) > MAX_NAMES:  # in the file there are no more either
-                    ages = {n: _latest(r for _, r in them) for n, them in self._found.items()}
-                    del self._found[min(ages, key=ages.__getitem__)]
+                    del self._found[min(self._found, key=lambda n: _latest(self._found[n]))]
                 self._save()
 
     def latest(self, name: str, now_ns: int) -> list[Record]:
@@ -120,19 +142,18 @@ class CrashBook:
             now_ns: monotonic clock.
         """
         now, shown = self._clock(), []
-        for at_ns, record in self._found.get(name, ()):
-            age = now - record["at"] if at_ns is None else (now_ns - at_ns) / 1e9
-            told = {k: value for k, value in record.items() if k != "at"}
+        for e in self._found.get(name, ()):
+            age = now - e.record["at"] if e.at_ns is None else (now_ns - e.at_ns) / 1e9
+            told = {k: value for k, value in e.record.items() if k != "at"}
             shown.append({"age_s": round(age, 3) if age >= 0 else None} | told)
         return shown
 
     def _save(self) -> None:
         """Best effort, and without waiting for the disk: a file that a power failure tears is
         known by its checksum."""
-        whole = {name: [record for _, record in found] for name, found in self._found.items()}
         temp = self._path.with_name(f".{FILE}.new")
         try:
-            write_file(temp, _bounded(whole), sync=False)
+            write_file(temp, _bounded(self._found), sync=False)
             os.replace(temp, self._path)
         except OSError as e:
             with suppress(OSError):
@@ -143,7 +164,7 @@ class CrashBook:
         try:
             _, body = read_sealed(self._path, MAX_BYTES, (FORMAT,))
             return {
-                name: deque(((None, r) for r in _records(found)), maxlen=CRASHES_KEPT)
+                name: deque((_entry(None, r) for r in _records(found)), maxlen=CRASHES_KEPT)
                 for name, found in body.items()
             }
         except FileNotFoundError:
@@ -166,15 +187,18 @@ def _records(found: Any) -> list[Record]:
     return found
 
 
-def _bounded(whole: Mapping[str, list[Record]]) -> bytes:
+def _bounded(found: Mapping[str, Sequence[Entry]]) -> bytes:
     """The file's content: of too many the processes that have crashed long ago are left out."""
-    names = sorted(whole, key=lambda n: _latest(whole[n]), reverse=True)[:MAX_NAMES]
-    while True:
-        data = seal({n: whole[n] for n in names}, FORMAT)
-        if len(data) <= MAX_BYTES or not names:
-            return data
-        del names[len(names) // 2 :]
+    left = MAX_BYTES - _AROUND
+    kept: dict[str, str] = {}
+    for name in sorted(found, key=lambda n: _latest(found[n]), reverse=True)[:MAX_NAMES]:
+        kept[name] = f"{json.dumps(name)}:[{','.join(e.text for e in found[name])}]"
+        left -= len(kept[name]) + 1
+        if left < 0:
+            del kept[name]
+            break
+    return seal_canonical("{" + ",".join(kept[n] for n in sorted(kept)) + "}", FORMAT)
 
 
-def _latest(records: Iterable[Record]) -> float:
-    return max((float(r["at"]) for r in records), default=0.0)
+def _latest(entries: Iterable[Entry]) -> float:
+    return max((float(e.record["at"]) for e in entries), default=0.0)

@@ -25,11 +25,19 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def seal(body: Mapping[str, Any], fmt: int) -> bytes:
     """The file's content: ``body`` with its format and checksum. What is in it keeps its order,
     which people see again (the tasks of a topology); the checksum is the same in any."""
-    canonical = _canonical(body)
+    canonical = canonical_json(body).encode()
     digest = hashlib.sha256(canonical).hexdigest()
     document = {"format": fmt, "sha256": digest, "body": body}
     indent = 1 if len(canonical) <= _BY_EYE else None
     return json.dumps(document, indent=indent).encode() + b"\n"
+
+
+def seal_canonical(body: str, fmt: int) -> bytes:
+    """As :func:`seal`, of a body that has been put together from :func:`canonical_json`."""
+    if len(body) <= _BY_EYE:
+        return seal(json.loads(body), fmt)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{{"format": {fmt}, "sha256": "{digest}", "body": {body}}}\n'.encode()
 
 
 def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, dict[str, Any]]:
@@ -57,7 +65,7 @@ def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, d
         raise ValueError(f"format {fmt!r}, this release reads {readable}")
     if type(body) is not dict:
         raise ValueError("not a state document")
-    if hashlib.sha256(_canonical(body)).hexdigest() != document["sha256"]:
+    if hashlib.sha256(canonical_json(body).encode()).hexdigest() != document["sha256"]:
         raise ValueError("the checksum does not fit")
     return fmt, body
 
@@ -109,5 +117,6 @@ def take_lock(path: Path) -> int:
     return fd
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+def canonical_json(body: Mapping[str, Any]) -> str:
+    """What a checksum is of."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))

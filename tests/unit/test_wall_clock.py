@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from blockflow.control import logfiles, store
+from blockflow.control import crashes, logfiles, store
 from blockflow.control.crashes import CrashBook
 from blockflow.control.store import StateStore
 
@@ -182,7 +182,7 @@ def test_epochs_keep_their_order_when_the_clock_is_set_back(
 def test_a_crash_of_the_future_is_shown_without_its_age(tmp_path: Path) -> None:
     record = {"incarnation": 7, "cause": "killed", "error": None, "work": [], "log": []}
     book = CrashBook(tmp_path, lambda: 10_000.0)
-    book._found["a#0"] = deque([(1, {"at": 9_999.0, **record})])
+    book._found["a#0"] = deque([crashes._entry(1, {"at": 9_999.0, **record})])
     book._save()
     for now, age in ((10_009.0, 10.0), (6_400.0, None)):
         assert CrashBook(tmp_path, lambda now=now: now).latest("a#0", 0) == [
