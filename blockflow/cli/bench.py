@@ -55,6 +55,7 @@ from blockflow.bench.mlperf.settings import (
 )
 from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
+from blockflow.cli.complete import complete_task
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.lazy import Entries, LazyGroup
 from blockflow.cli.options import (
@@ -104,6 +105,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="NAME, or NAME=WEIGHT,NAME=WEIGHT to mix tasks in one run. Required.",
+            autocompletion=complete_task,
         ),
     ] = None,
     scenario: Annotated[

@@ -335,6 +335,7 @@ def test_completion_names(rest: FakeRest, monkeypatch: Any, capsys: Any) -> None
     for words, want in (
         ("blockflow drain tr", {"trunk1", "trunk2"}),
         ("blockflow infer d", {"digit"}),
+        ("blockflow bench --task d", {"digit"}),
         ("blockflow dr", {"drain"}),
     ):
         monkeypatch.setenv("COMP_WORDS", words)
