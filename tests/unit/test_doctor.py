@@ -74,6 +74,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"quota": 0.5}, "cores", Level.WARNING, "0.5"),
     ({"cores": 1}, "cores", Level.NOTE, "one core"),
     ({"gpus": 2}, "GPUs", Level.NOTE, "multi-process service"),
+    ({"gpus": 2, "cuda": False}, "GPUs", Level.WARNING, "built without CUDA"),
     ({"fds_soft": 64}, "descriptors", Level.ERROR, "64"),
     ({"fds_soft": 512}, "descriptors", Level.WARNING, "512"),
     ({"clocksource": "hpet"}, "clock", Level.WARNING, "hpet"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,15 @@ def test_the_devices_that_a_test_pretends_are_none_of_this_machine(
 ) -> None:
     monkeypatch.setenv(gathering.DOUBLE_ENV, "2")
     assert gathering._gpus() == 0
+
+
+def test_a_build_for_gpus_is_known_by_its_library(tmp_path: Path) -> None:
+    torch = ModuleSpec("torch", None, origin=str(tmp_path / "torch" / "__init__.py"))
+    library = tmp_path / "torch" / "lib" / "libtorch_cuda.so"
+    library.parent.mkdir(parents=True)
+    assert not gathering.has_cuda(torch) and not gathering.has_cuda(None)
+    library.touch()
+    assert gathering.has_cuda(torch)
 
 
 def test_a_folder_that_may_be_written_and_not_entered(tmp_path: Path, monkeypatch: Any) -> None:

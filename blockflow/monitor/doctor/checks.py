@@ -137,7 +137,14 @@ def shared_memory(f: Facts) -> Iterator[Finding]:
 
 
 def gpus(f: Facts) -> Iterator[Finding]:
-    if f.gpus and f.mps:
+    if f.gpus and not f.cuda and f.packages.get("torch"):
+        yield Finding(
+            "GPUs",
+            Level.WARNING,
+            f"{f.gpus}, which no block can be placed on: this torch was built without CUDA",
+            "install torch's build for CUDA",
+        )
+    elif f.gpus and f.mps:
         yield Finding("GPUs", Level.OK, f"{f.gpus}, with NVIDIA's multi-process service")
     elif f.gpus:
         yield Finding(

@@ -90,6 +90,7 @@ class Facts:
         memory_limit: of the control group, 0 = none.
         counted: whether the kernel tells how many bytes a TCP connection has brought.
         gpus: NVIDIA devices that are known to be here. mps: their multi-process service is.
+        cuda: whether the installed torch is a build for them.
         hashed: whether the artifacts were read as a whole.
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
         stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
@@ -126,6 +127,7 @@ class Facts:
     quota: float = 0.0
     gpus: int = 0
     mps: bool = False
+    cuda: bool = True
     memory: int = 16 * GIB
     memory_limit: int = 0
     keys: str = ""

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -103,6 +105,7 @@ def gather(
         quota=cgroup.cpu_quota(),
         gpus=_gpus(),
         mps=has_mps(os.environ),
+        cuda=has_cuda(find_spec("torch")),
         memory=psutil.virtual_memory().total,
         memory_limit=cgroup.memory_limit(),
         keys=_keys(keys),
@@ -117,6 +120,14 @@ def _gpus() -> int:
         return 0
     devices = devices_here(os.environ)
     return 0 if devices is None else devices.count
+
+
+def has_cuda(torch: ModuleSpec | None) -> bool:
+    """Whether a ``torch`` that is not loaded was built for CUDA: its library for that lies beside
+    the others. Versions do not say so: PyPI's have no label."""
+    if torch is None or torch.origin is None:
+        return False
+    return (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists()
 
 
 def look_into(path: Path) -> Folder:
