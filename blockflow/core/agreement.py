@@ -32,8 +32,9 @@ def group_problems(
                     problems.append(
                         Problem(
                             f"$.blocks[{index[spec.name]}].{key}",
-                            f"blocks of worker {worker!r} must agree: {first.name} has "
-                            f"{getattr(first, key)!r}, {spec.name} has {getattr(spec, key)!r}",
+                            f"blocks of worker {worker!r} must agree: {first.name} "
+                            f"{_said(first, key)}, {spec.name} {_said(spec, key)}",
+                            f"give each of them the same {key}",
                         )
                     )
     return problems
@@ -47,6 +48,13 @@ def _meant(spec: BlockSpec, key: str, mode: str) -> Any:
         case "cores":
             return None if spec.cores is None else set(spec.cores)
     return getattr(spec, key)
+
+
+def _said(spec: BlockSpec, key: str) -> str:
+    value = getattr(spec, key)
+    if value is None:
+        return f"says no {key}"
+    return f"has {list(value) if key == 'cores' else value}"
 
 
 def _lane_problems(spec: BlockSpec, blocks: int, path: str) -> list[Problem]:

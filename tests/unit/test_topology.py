@@ -199,13 +199,18 @@ def test_members_of_a_worker_must_agree() -> None:
     found = problems(
         {
             "blocks": [
-                {"name": "block1", "worker": "w", "threads": 1},
-                {"name": "block2", "worker": "w", "threads": 2},
+                {"name": "block1", "worker": "w", "threads": 1, "mode": "zeromq"},
+                {"name": "block2", "worker": "w", "threads": 2, "cores": [0, 1]},
             ],
             "tasks": {},
         }
     )
-    assert "must agree" in found["$.blocks[1].threads"]
+    said = {path: found[f"$.blocks[1].{path}"] for path in ("threads", "mode", "cores")}
+    assert {key: text.partition(": ")[2] for key, text in said.items()} == {
+        "threads": "block1 has 1, block2 has 2",
+        "mode": "block1 has zeromq, block2 says no mode",
+        "cores": "block1 says no cores, block2 has [0, 1]",
+    }
 
 
 def test_contract_of_a_task_follows_dynamic_dims() -> None:
