@@ -24,7 +24,7 @@ _END_S = 120.0
 _LOOK_S = 0.1
 
 AnyBlock = Annotated[
-    str, typer.Argument(help="A block; none means all.", autocompletion=complete_block)
+    str | None, typer.Argument(help="A block; none means all.", autocompletion=complete_block)
 ]
 
 
@@ -38,14 +38,14 @@ class KpiAction(StrEnum):
     STORE = "store"
 
 
-def ping(block: AnyBlock = "", url: Url = "", json_: Json = False) -> None:
+def ping(block: AnyBlock = None, url: Url = "", json_: Json = False) -> None:
     """Ask every worker (or those of BLOCK) for a sign of life.
 
     Exit status 4 when one does not answer in time.
     """
     from blockflow.monitor.view import ping_lines, ping_ok
 
-    path = f"/v1/blocks/{segment(block)}/ping" if block else "/v1/ping"
+    path = f"/v1/blocks/{segment(block)}/ping" if block is not None else "/v1/ping"
     answer = RestClient(url).post(path)
     _show(answer, json_, ping_lines(answer))
     if not ping_ok(answer):
@@ -68,7 +68,7 @@ def restart(block: Block, url: Url = "", json_: Json = False) -> None:
 
 
 def stop(
-    block: AnyBlock = "",
+    block: AnyBlock = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Don't ask before stopping all.")
     ] = False,
@@ -79,7 +79,7 @@ def stop(
     json_: Json = False,
 ) -> None:
     """Stop the workers of BLOCK; without BLOCK, the whole system."""
-    if block:
+    if block is not None:  # an empty name is a script's mistake, and not all of them
         _act(block, "stop", f"{block}: stopped", url, json_)
         return
     client = RestClient(url)

@@ -200,6 +200,13 @@ def test_the_monitor_says_what_it_does(rest: FakeRest, capsys: pytest.CaptureFix
         assert capsys.readouterr().out == f"{line}\n"
 
 
+@pytest.mark.parametrize("words", [["stop", "", "--yes", "--no-wait"], ["ping", ""]])
+def test_an_empty_name_is_not_all_of_them(rest: FakeRest, words: list[str]) -> None:
+    """``blockflow stop "$BLOCK" --yes`` of a script that has set no BLOCK."""
+    assert main(words) == ExitCode.BAD_INPUT
+    assert rest.asked == []
+
+
 def test_a_system_that_does_not_end_in_time(
     rest: FakeRest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
