@@ -159,7 +159,7 @@ def _said(raw: bytes) -> dict[str, tuple[str, bool]]:
     try:
         said: Any = json.loads(raw)
         blocks = {name: (temp, bool(replaces)) for name, (temp, replaces) in said.items()}
-    except (ValueError, TypeError, AttributeError):
+        sound = all(is_block_name(n) and UNFINISHED.fullmatch(t) for n, (t, _) in blocks.items())
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    sound = all(is_block_name(n) and UNFINISHED.fullmatch(t) for n, (t, _) in blocks.items())
     return blocks if sound else {}

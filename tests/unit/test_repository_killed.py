@@ -241,6 +241,8 @@ def test_a_writer_that_lives_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
         b'{"echo1": ["manifest.json", true]}',
         b'{"gone": [".manifest.1", false]}',
         b"\xff" * 100,
+        b'{"echo1": [7, true]}',
+        b"[" * 100_000,
     ],
 )
 def test_a_journal_that_says_nothing_of_use(tmp_path: Path, said: bytes) -> None:
