@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -181,13 +180,12 @@ def _subjects(
 
 def _path(store: BlockRepository, task: str, topology: Path) -> list[str]:
     """The stored blocks of a task, in order."""
+    from blockflow.control.rest.body import read_update
     from blockflow.core.topology import parse_topology
 
-    try:
-        body = json.loads(topology.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise RequestError("INVALID_REQUEST", f"cannot read it: {e}", where=str(topology)) from None
-    parsed = parse_topology(body, store.info, pinned=lambda n, d: store.info(n, digest=d))
+    parsed = parse_topology(
+        read_update(topology), store.info, pinned=lambda n, d: store.info(n, digest=d)
+    )
     if task not in parsed.tasks:
         raise RequestError(
             "INVALID_REQUEST",

@@ -15,7 +15,6 @@ import typer
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.streams import complain, say
-from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 
 if TYPE_CHECKING:
@@ -153,10 +152,11 @@ def up(
     from blockflow.launch.preload import few_collections
 
     with few_collections():
+        from blockflow.control.rest.body import read_update
         from blockflow.control.system import System
 
     first = ward.deaths == 0
-    body = _read(topology) if topology and first else None
+    body = read_update(topology) if topology and first else None
     system = System(settings, fresh=fresh and first, ward=ward)
     for number in ending_signals():
         signal.signal(number, lambda *_: system.ask_stop())
@@ -211,22 +211,3 @@ def _say(line: str) -> None:
 def _lost(error: OSError) -> None:
     """Who reads the announcement may go when he has read it; the system is not for him alone."""
     complain(f"the output cannot be written ({error.strerror}); the system serves on")
-
-
-def _read(path: str) -> Any:
-    try:
-        with Path(path).open("rb") as f:
-            raw = f.read(limits.MAX_REST_BODY_BYTES + 1)
-    except OSError as e:
-        raise RequestError("INVALID_REQUEST", f"cannot be read: {e.strerror}", where=path) from e
-    from blockflow.control.rest.body import parse_json, refuse_duplicates
-
-    if len(raw) > limits.MAX_REST_BODY_BYTES:
-        raise RequestError("TOO_LARGE", f"more than {limits.MAX_REST_BODY_BYTES} bytes", where=path)
-    try:
-        value, duplicates = parse_json(raw)
-        refuse_duplicates(duplicates)
-    except BlockFlowError as e:
-        e.where = path
-        raise
-    return value

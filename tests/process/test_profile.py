@@ -334,7 +334,7 @@ def test_the_command_prints_stores_and_draws(
         (["front", "--seconds", "-1"], "seconds"),
         (["front", "--choose", "--tolerance", "0"], "tolerance"),
         (["front", "--option", "x"], "KEY=VALUE"),
-        (["--task", "t", "--topology", "/nonexistent.json"], "cannot read"),
+        (["--task", "t", "--topology", "/nonexistent.json"], "cannot be read"),
         (["front", "--show", "-r", "/nonexistent"], "UNKNOWN_BLOCK"),
         (["-r", "/nonexistent"], "no block to profile"),
     ],

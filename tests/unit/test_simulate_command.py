@@ -20,6 +20,8 @@ from blockflow.bench.simulation.example import example_profiles
 from blockflow.bench.simulation.experiment import Cell, Runner
 from blockflow.bench.simulation.outcome import Outcome
 from blockflow.bench.simulation.watch import InvariantBroken
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.main import main
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
 from blockflow.core.profile import StageProfile
@@ -141,7 +143,7 @@ def test_blocks_that_do_not_follow_one_another(
         (["--example", "--lanes", "2", "--apart"], "2 lanes for the one block"),
         (["--example", "--share", "task:weight=0"], "weight"),
         (["--profile", "nowhere.json"], "no profile can be read"),
-        (["--topology", "nowhere.json"], "no topology can be read"),
+        (["--topology", "nowhere.json"], "cannot be read"),
         (["--topology", "t.json", "--apart"], "the topology says that"),
         (["--topology", "t.json", "--replicas", "1"], "the topology says that"),
     ],
@@ -152,6 +154,20 @@ def test_nonsense_is_refused(
     error = refused(capsys, *args)
     assert says in error["message"]
     assert error["code"] == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["profile", "--show", "--task", "t"]])
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [('{"blocks": [], "tasks": {}, "tasks": {"t": []}}', "BAD_BODY"), (" " * 2**21, "TOO_LARGE")],
+)
+def test_a_topology_is_read_as_one_that_is_applied(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], said: str, code: str
+) -> None:
+    (tmp_path / "t.json").write_text(said)
+    where = ["--topology", str(tmp_path / "t.json"), "--repository", str(tmp_path), "--json"]
+    assert main([*command, *where]) == ExitCode.BAD_INPUT
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code
 
 
 @pytest.mark.parametrize(

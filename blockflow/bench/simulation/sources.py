@@ -15,6 +15,7 @@ from blockflow.batching.sliced import slicing_problems
 from blockflow.batching.ways import Ways
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
 from blockflow.bench.simulation.text import MAX_NUMBER, Options, nonsense
+from blockflow.control.rest.body import read_update
 from blockflow.core.dims import Dim
 from blockflow.core.engines import select
 from blockflow.core.errors import Problem, TopologyError
@@ -259,13 +260,12 @@ def topology_system(
         RepositoryError: a profile is missing or stale.
         RequestError: INVALID_REQUEST: a task that it does not have.
     """
-    try:
-        body = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise nonsense(f"no topology can be read: {e}", str(file)) from e
     stored = BlockRepository(root)
     topology = parse_topology(
-        body, stored.info, policy_problems, pinned=lambda n, d: stored.info(n, digest=d)
+        read_update(file),
+        stored.info,
+        policy_problems,
+        pinned=lambda n, d: stored.info(n, digest=d),
     )
     known = {n: tuple(t.path) for n, t in topology.tasks.items()}
     for task in chosen:

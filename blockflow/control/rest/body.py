@@ -1,15 +1,16 @@
 """JSON bodies: read within limits, decoded strictly, with the place of what is wrong. Pure but for
-the stream that is read from."""
+the stream or file that is read from."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from blockflow.core import limits
-from blockflow.core.errors import Problem, SystemError_
+from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
 from blockflow.core.jsonpath import item, member, shortened
 
 JSON_TYPE = "application/json"
@@ -101,6 +102,30 @@ def parse_json(raw: bytes) -> tuple[Any, list[Problem]]:
     except ValueError as e:
         raise _bad(str(e)[:200], None) from e
     return value, problems
+
+
+def read_update(path: Path | str) -> Any:
+    """A system update in a file, read as one that is posted.
+
+    Raises:
+        BlockFlowError: INVALID_REQUEST: there is none; TOO_LARGE, BAD_BODY; ``where`` is the file.
+    """
+    where = str(path)
+    try:
+        with open(path, "rb") as f:
+            raw = f.read(limits.MAX_REST_BODY_BYTES + 1)
+    except OSError as e:
+        raise RequestError("INVALID_REQUEST", f"cannot be read: {e.strerror}", where=where) from e
+    if len(raw) > limits.MAX_REST_BODY_BYTES:
+        what = f"more than {limits.MAX_REST_BODY_BYTES} bytes"
+        raise RequestError("TOO_LARGE", what, where=where)
+    try:
+        value, duplicates = parse_json(raw)
+        refuse_duplicates(duplicates)
+    except BlockFlowError as e:
+        e.where = where
+        raise
+    return value
 
 
 def refuse_duplicates(problems: Sequence[Problem]) -> None:
