@@ -37,6 +37,7 @@ def test_a_lone_client_may_have_everything() -> None:
         shares.enter(b"a", n * MS)
     shares.refused(b"a")
     assert shares.level(100, SECOND) == 100
+    assert not shares.below_share(b"a", 100, SECOND)
 
 
 def test_a_greedy_client_leaves_the_others_what_they_want() -> None:
@@ -70,6 +71,104 @@ def test_who_wants_nothing_more_is_forgotten() -> None:
     shares.enter(b"b", 10 * SECOND)
     assert len(shares) == 1
     assert shares.inflight == 1
+
+
+def test_what_was_wanted_counts_in_its_period_and_in_the_next() -> None:
+    def crowd() -> FairShares:
+        shares = FairShares()
+        for client in 2 * [b"a"] + 12 * [b"b"]:
+            shares.refused(client)
+        return shares
+
+    shares = crowd()
+    for now in (0, SECOND - 10 * MS, SECOND, 2 * SECOND - 10 * MS):
+        assert shares.level(10, now) == 7  # a gets the 3 that it wants
+        assert len(shares) == 2
+    assert shares.level(10, 2 * SECOND) == 10
+    assert len(shares) == 0
+    assert crowd().level(10, 2 * SECOND - 1) == 7  # so it is when nobody has looked meanwhile
+    assert crowd().level(10, 2 * SECOND) == 10
+
+
+def test_what_one_had_in_flight_lately_is_wanted() -> None:
+    shares = FairShares()
+    for _ in range(3):
+        shares.enter(b"a", 0)
+    for _ in range(3):
+        shares.leave(b"a")
+    for _ in range(99):
+        shares.refused(b"b")
+    assert shares.level(10, 0) == shares.level(10, SECOND) == 6
+
+
+def test_who_has_something_in_flight_is_never_forgotten() -> None:
+    shares = FairShares()
+    assert shares.of(b"a") == 0
+    shares.enter(b"a", 0)
+    for now in (SECOND, 3 * SECOND, 9 * SECOND):
+        shares.level(10, now)
+        assert shares.of(b"a") == shares.inflight == 1
+    shares.leave(b"a")
+    assert shares.of(b"a") == shares.inflight == 0
+    shares.level(10, 11 * SECOND)
+    assert len(shares) == 0
+
+
+def test_what_one_has_and_what_it_was_refused_are_wanted_together() -> None:
+    shares = FairShares()
+    for _ in range(2):
+        shares.refused(b"a")
+    for _ in range(2):
+        shares.enter(b"a", 0)
+    for _ in range(99):
+        shares.refused(b"b")
+    assert shares.level(20, 0) == 15  # a wants 4 and may have one more
+
+
+def test_the_level_is_looked_at_every_hundredth_of_a_second() -> None:
+    shares, now = FairShares(), 20 * MS
+    shares.refused(b"a")
+    assert shares.level(10, now) == 10
+    for _ in range(50):
+        shares.refused(b"a")
+    assert shares.level(10, now + 10 * MS - 1) == 10
+    assert shares.level(10, now + 10 * MS) == 10
+    shares.refused(b"b")  # who makes itself known is seen at once
+    assert shares.level(10, now + 10 * MS) == 8
+    for _ in range(50):
+        shares.refused(b"b")
+    assert shares.level(10, now + 20 * MS - 1) == 8
+    assert shares.level(10, now + 20 * MS) == 5
+    assert shares.level(20, now + 20 * MS) == 10  # and another limit
+
+
+def test_what_is_left_over_waits_for_whom_lacks_its_even_part() -> None:
+    shares, now = FairShares(), 0
+
+    def may(client: bytes) -> bool:
+        nonlocal now
+        now += 10 * MS
+        return shares.below_share(client, 11, now)
+
+    for client in (b"a", b"b"):
+        for _ in range(3):
+            assert may(client)
+            shares.enter(client, now)
+        shares.refused(client)
+    for _ in range(9):
+        shares.refused(b"c")
+    for _ in range(3):  # the level is 11/3
+        assert not may(b"a")
+        assert may(b"c")
+        shares.enter(b"c", now)
+    assert may(b"a")  # nobody lacks anything
+    shares.enter(b"a", now)
+    assert not may(b"a")
+    assert may(b"b")
+    shares.leave(b"c")
+    assert not may(b"b")
+    now = SECOND  # c wants no more than it has, and has not been refused since
+    assert may(b"b")
 
 
 # --- in admission ---------------------------------------------------------------------------------
