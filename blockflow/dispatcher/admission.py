@@ -66,9 +66,7 @@ class _Pool:
             return ""
         if not self.shares.below_share(client, limit, now_ns):
             return "limit" if inflight >= limit else "share"
-        if inflight < limit or inflight < min(self._most, _OVERSHOOT * limit):
-            return ""
-        return "limit"
+        return "" if inflight < min(self._most, _OVERSHOOT * limit) else "limit"
 
     def unmet_deadline_ns(self, budget_ns: int, now_ns: int) -> int:
         """How long a request would take that cannot make it in ``budget_ns``; 0 when it can."""

@@ -126,7 +126,7 @@ def test_once_the_limit_is_below_the_credits_every_window_counts() -> None:
 
 def test_waiting_below_the_threshold_is_no_queue() -> None:
     limit = AdaptiveLimit(8)
-    for n in range(100):
+    for n in range(300):  # longer than one is patient
         limit.sample(8, MIN_QUEUE_NS, 1000, BUDGET, n * 10 * MS)
     assert limit.limit == 8
 
@@ -149,6 +149,27 @@ def test_what_eats_up_the_deadlines_is_cut_at_once() -> None:
         limit.sample(40, 580 * MS, 120 * MS, SECOND, n * 20 * MS)
     # Little's law: 40 in flight for 700 ms; 360 ms of waiting and 120 of work are allowed.
     assert limit.limit == round(40 * 480 / 700)
+
+
+def test_a_window_lasts_its_time_and_is_judged_by_its_least_lateness() -> None:
+    limit = AdaptiveLimit(256)
+    for n in range(20):
+        limit.sample(40, 580 * MS, 120 * MS, SECOND, n * 5 * MS)
+    assert limit.limit == 256
+    limit.sample(40, 580 * MS, 120 * MS, SECOND, 100 * MS)
+    assert limit.limit == round(40 * 480 / 700)
+    other = AdaptiveLimit(256)
+    for n in range(20):  # one has queued, but was in time
+        other.sample(40, (580 if n % 10 else 400) * MS, 120 * MS, SECOND, n * 20 * MS)
+    assert other.limit == 256
+
+
+def test_what_takes_longer_than_its_deadline_is_cut_too() -> None:
+    limit = AdaptiveLimit(256)
+    limit.sample(1, 0, 3 * SECOND, BUDGET, 0)
+    for n in range(20):  # half of a second of work and a quarter of waiting are allowed
+        limit.expired(100, SECOND, (1 + n) * 100 * MS)
+    assert limit.limit == 75
 
 
 def test_passed_deadlines_count_as_queueing() -> None:

@@ -44,6 +44,12 @@ def test_each_bound_rejects_with_a_time_to_come_back(
     assert "100 ms" in verdict.error.hint
 
 
+def test_who_waits_for_a_worker_is_told_to_come_in_a_second(admission: Admission) -> None:
+    assert admission.no_place("nothing runs it", 4, 0).error.retry_after_ms == 1000
+    assert admission.no_edge("w", 4, 0).error.retry_after_ms == 100
+    assert admission.refused == {"waiting": 1, "edge": 1}
+
+
 def test_the_time_follows_the_recent_rate(admission: Admission) -> None:
     for i in range(1000):  # 1000 a second
         admission.leave(i, i * SECOND // 1000)
@@ -53,9 +59,11 @@ def test_the_time_follows_the_recent_rate(admission: Admission) -> None:
     assert admission.retry_after_ms(8, 100 * SECOND) == 100  # long ago: nothing is known
 
 
-def test_nonsense_is_refused() -> None:
+@pytest.mark.parametrize("credits", [(0, 1), (1, 0)])
+def test_nonsense_is_refused(credits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="positive"):
-        Admission(0, 1, 1)
+        Admission(*credits, 1)
+    assert decide(Admission(1, 1, 10)) is ADMIT
 
 
 def enter(admission: Admission, key: int, client: bytes, task: str, now: int) -> None:

@@ -96,6 +96,7 @@ def test_what_one_had_in_flight_lately_is_wanted() -> None:
         shares.enter(b"a", 0)
     for _ in range(3):
         shares.leave(b"a")
+    shares.refused(b"a")
     for _ in range(99):
         shares.refused(b"b")
     assert shares.level(10, 0) == shares.level(10, SECOND) == 6
@@ -183,6 +184,7 @@ class Door:
         if limit:
             self.admission._pools["t"].adaptive.limit = limit  # type: ignore[union-attr]
         self.now = 0
+        self.told = ""
         self.held: dict[bytes, list[int]] = {}
         self._count = 0
 
@@ -202,6 +204,8 @@ class Door:
             self._count += 1
             mine.append(self._count)
             self.admission.enter(self._count, client, ("t",), 10 * SECOND, self.now)
+        else:
+            self.told = verdict.error.message
         return verdict is ADMIT
 
     def serve(self) -> None:
@@ -250,11 +254,34 @@ def test_equally_greedy_clients_get_equal_parts(clients: int, credits: int, rng:
     assert sum(parts) >= credits - clients
 
 
-def test_below_half_of_the_limit_nobody_is_asked_for_shares() -> None:
+def test_from_half_of_the_credits_on_shares_are_asked_for() -> None:
     door = Door(100)
-    for _ in range(50):
+    for client in (b"b", b"c"):
+        for _ in range(200):
+            door.admission._all.shares.refused(client)
+    for _ in range(50):  # a third of them would be its share
         assert door.ask(b"a")
+    assert not door.ask(b"a")
+    assert door.told == "this client has 50 requests in flight, its fair share"
+    assert door.admission.refused == {"share": 1}
     assert door.ask(b"b")
+
+
+def test_who_lacks_its_share_enters_above_an_adaptive_limit_up_to_twice() -> None:
+    door = Door(64, limit=10)
+    for _ in range(10):
+        assert door.ask(b"greedy")
+    assert not door.ask(b"greedy")
+    assert door.told == "10 requests of task 't' are in flight; more would only queue"
+    for n in range(10):
+        assert door.ask(b"%d" % n)
+    assert not door.ask(b"10")
+    assert door.told == "20 requests of task 't' are in flight; more would only queue"
+    assert door.admission.refused == {"limit": 2}
+    assert door.held[b"greedy"]
+    door.serve()
+    assert not door.ask(b"greedy")
+    assert door.ask(b"10")
 
 
 def test_refusals_are_counted_by_reason_and_hopeless_deadlines_refused() -> None:
@@ -279,6 +306,20 @@ def test_refusals_are_counted_by_reason_and_hopeless_deadlines_refused() -> None
     assert verdict.error.retry_after_ms
     assert "100 ms are left" in verdict.error.message
     assert admission.refused == {"deadline": 1}
+
+    def may(budget_ns: int) -> bool:
+        given = {"inflight": 0, "of_client": 0, "charged": 0, "nbytes": 1, "now_ns": 300 * MS}
+        return admission.decide(b"b", ("t",), budget_ns=budget_ns, **given) is ADMIT
+
+    takes = admission._pools["t"].adaptive.wait_ns(13, 300 * MS)  # type: ignore[union-attr]
+    assert f"takes at least {takes // MS} ms" in verdict.error.message
+    assert may(takes)
+    assert not may(takes - 1)
+    for _ in range(8):
+        door.serve()
+    assert not may(0)
+    door.serve()  # with less than four in flight some stage would idle
+    assert may(0)
     assert admission.figures()["credits"] == 64
     assert admission.limit("t") == 64
 
@@ -296,3 +337,22 @@ def test_what_was_learnt_lives_as_long_as_the_task() -> None:
     fixed = Admission(8, 8, 8, adaptive=False)
     fixed.publish(TASKS)
     assert fixed.limit("t") == 8
+    fixed.publish(longer)
+    fixed.enter(1, b"a", ("t",), SECOND, 0)
+    for _ in range(99):
+        fixed.expired(1, "t", SECOND)
+    assert fixed.limit("t") == 8
+
+
+def test_each_task_of_a_request_teaches_its_own_limit() -> None:
+    admission = Admission(64, 64, 1 << 30)
+    admission.publish({name: TaskRoute(name, ("a",), Contract(ANY, ANY)) for name in "tu"})
+    for key in range(64):
+        admission.enter(key, b"a", ("t", "u"), 10 * SECOND, 0)
+    for key in range(64):
+        admission.answered(key, "t", 8 * SECOND, 20 * MS, 9 * SECOND + key * 20 * MS)
+    assert admission.limit("t") < 20
+    assert admission.limit("u") == 64
+    for key in range(64):
+        admission.expired(key, "u", 20 * SECOND + key * 20 * MS)
+    assert admission.limit("u") < 20
