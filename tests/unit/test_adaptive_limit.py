@@ -117,8 +117,8 @@ def test_once_the_limit_is_below_the_credits_every_window_counts() -> None:
     limit = AdaptiveLimit(256)
     Server(limit, 20 * MS, 5 * MS, 30 * SECOND).run(10)
     now, before = 11 * SECOND, limit.limit
-    while limit.limit < 100:  # pressed against, and nobody waits
-        limit.sample(limit.limit, 0, 20 * MS, 30 * SECOND, now := now + 20 * MS)
+    while limit.limit < 100:  # pressed against, and nobody waits for longer than one may
+        limit.sample(limit.limit, 40 * MS, 20 * MS, 30 * SECOND, now := now + 20 * MS)
     for _ in range(12):
         limit.sample(limit.limit, SECOND, 20 * MS, 30 * SECOND, now := now + 20 * MS)
     assert before < limit.limit < 70
