@@ -45,6 +45,7 @@ class World:
         epoch: int = 1,
         down: Mapping[str, str] | None = None,
         contract: Contract = CONTRACT,
+        max_rows: int = 8,
         paths: Mapping[str, tuple[str, ...]] = PATHS,
         **workers: list[int],
     ) -> list[Any]:
@@ -63,7 +64,7 @@ class World:
                     "tensormq",
                     replayable=block not in self.once,
                 )
-        tasks = {n: TaskRoute(n, p, contract) for n, p in paths.items()}
+        tasks = {n: TaskRoute(n, p, contract, max_rows=max_rows) for n, p in paths.items()}
         self.planner.replace(RouteTable(epoch, self.version, routes, tasks, (), down or {}))
         return self.rest(self.table.published())
 
@@ -72,14 +73,14 @@ class World:
         self.superseded += [i for i in out if isinstance(i, Supersede)]
         return [i for i in out if not isinstance(i, Supersede)]
 
-    def admit(self, *tasks: str, deadline_ns: int = 10 * SECOND) -> Entry:
+    def admit(self, *tasks: str, rows: int = 1, deadline_ns: int = 10 * SECOND) -> Entry:
         self.count += 1
         return self.table.admit(
             b"client",
             self.count.to_bytes(16, "big"),
             tasks,
             self.planner.way([self.planner.task(t) for t in tasks]),
-            rows=1,
+            rows=rows,
             deadline_ns=deadline_ns,
             received_ns=0,
             retained="input",

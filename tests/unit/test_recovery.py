@@ -80,6 +80,8 @@ def test_three_attempts_are_all() -> None:
     assert w.die(3) == done(entry)
     assert codes(entry) == ["WORKER_LOST"]
     assert "run 3 times" in message(entry)
+    (end,) = entry.results()
+    assert isinstance(end.outcome, RequestError) and end.outcome.hint == "send it again"
 
 
 def test_no_rerun_without_time() -> None:
@@ -212,7 +214,9 @@ def test_what_may_have_begun_is_not_run_twice() -> None:
     entry = w.admit("a")
     assert w.die(entry.plan.incarnations[0]) == done(entry)
     assert codes(entry) == ["WORKER_LOST"]
+    assert "the worker of trunk died" in message(entry)
     assert "'head_a' must not run twice" in message(entry)
+    assert w.table.gauges()["not_replayable"] == 1
 
 
 def test_what_has_certainly_not_begun_is_run_again() -> None:

@@ -78,6 +78,13 @@ def test_an_older_attempt_that_kills_a_worker_counts_as_well() -> None:
     assert (entry.deaths, entry.attempt) == (1, 2)
 
 
+def test_what_was_at_work_may_have_ended() -> None:
+    w = World(trunk=[1], head_a=[2])
+    entry = w.admit("a")
+    assert w.answer(entry) == done(entry)
+    assert w.die(1, entry) == []
+
+
 def test_what_a_dead_worker_reports_may_be_nonsense() -> None:
     w = World(trunk=[1, 2], head_a=[3])
     entry = w.admit("a")
