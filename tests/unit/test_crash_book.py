@@ -80,8 +80,23 @@ def test_starts_without_room_do_not_push_out_what_they_began_with(
 
 def test_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """That of the control plane as well: a status of -9 does not tell who sent the signal."""
-    Times(tmp_path).crash(3, "hung: silent and asleep for 0.5 s")
+    times = Times(tmp_path)
+    times.crash(3, "hung: silent and asleep for 0.5 s")
     assert "a#0 (incarnation 3): hung: silent and asleep for 0.5 s" in caplog.text
+    assert "not restarted" not in caplog.text
+    times.crew.fleet[0].given_up = "5 crashes within 60 s"
+    times.crash(4)
+    assert "a#0 is not restarted: 5 crashes within 60 s" in caplog.text
+
+
+def test_what_is_told_is_what_is_known_of_it(tmp_path: Path) -> None:
+    times = Times(tmp_path)
+    times.crew.fleet[0].crash = Crash(5, 0, "killed", None, (), False)
+    times.book.take(times.crew, 5, 0)
+    for book in (times.book, Times(tmp_path).book):
+        (told,) = book.latest("a#0", 0)
+        fields = {"incarnation": 5, "cause": "killed", "error": None, "work": [], "log": []}
+        assert told == {"age_s": 0.0, **fields}
 
 
 def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:
