@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.routing import DISPATCHER_STAGE, RouteTable
+from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.entry import Entry
 from blockflow.dispatcher.plan import Plan
 from blockflow.tensormq.push import PushCache
@@ -46,9 +46,7 @@ class Withdrawals:
 
     def publish(self, table: RouteTable) -> None:
         """Workers' addresses; requests of the routes before may still visit those of then."""
-        self._present = {
-            r.incarnation: r.endpoint for r in table.stages.values() if r.stage != DISPATCHER_STAGE
-        }
+        self._present = {r.incarnation: r.endpoint for r in table.stages.values()}
         self._endpoints.update(self._present)
 
     def forget_retired(self) -> None:

@@ -102,9 +102,13 @@ def test_it_is_bounded_in_bytes_count_and_age() -> None:
     assert memory.recall(rid(6), b"d", 7) is not None
     memory.remember(ended(table, 7), [bytes(251)], 7)
     assert memory.recall(rid(7), b"d", 7) is None
-    assert memory.events["too_large"] == 1
+    assert memory.events["too_large"] == memory.events["forgotten"] == 1
+    assert memory.recall(rid(6), b"d", 5 + MAX_AGE_NS) is not None
+    assert len(memory) == 1  # the others are older
+    memory.remember(ended(table, 7), [bytes(250)], 7)
+    assert memory.recall(rid(7), b"d", 7) is not None
     assert memory.recall(rid(6), b"d", 6 + MAX_AGE_NS) is None
-    assert memory.gauges()["bytes"] == 0
+    assert memory.gauges()["bytes"] == 250
     memory = ResultMemory(1 << 30)
     for n in range(1, MAX_RESULTS + 10):
         memory.remember(ended(table, n), [b"x"], 0)

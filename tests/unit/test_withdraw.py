@@ -179,6 +179,7 @@ def test_many_go_in_few_messages_and_old_routes_are_known() -> None:
         desk.withdrawals.ended(entry)
     desk.withdrawals.send()
     assert sorted(e for e, _ in desk.push.sent) == ["ipc://11"] * 2 + ["ipc://12"] * 2
+    assert desk.withdrawals.sent == 2 * len(entries)
     desk.push.sent.clear()
     desk.withdrawals.peer_gone(11)
     assert set(desk.told(entries[0])) == {"ipc://12"}
@@ -194,3 +195,6 @@ def test_who_is_in_no_route_is_forgotten_when_nothing_can_be_there() -> None:
     desk.publish(2, (21, 12, 13))
     desk.withdrawals.forget_retired()
     assert set(desk.told(entry)) == {"ipc://12"}
+    desk.withdrawals.peer_gone(12)
+    desk.withdrawals.forget_retired()
+    assert desk.told(entry) == {}
