@@ -97,9 +97,9 @@ def _reserve(fd: int, need: int, *, spare: bool = True) -> int:
     """See to it that ``need`` bytes have room, and as many again where it has to be made and
     ``spare`` is wanted; the size of the file."""
     size = os.fstat(fd).st_size
-    if size >= need and size % GRANULE == 0 and size:
+    if size >= need and size % GRANULE == 0:
         return size
-    room = -(-need * (1 + spare) // GRANULE) * GRANULE
+    room = -(-max(need * (1 + spare), size) // GRANULE) * GRANULE
     os.posix_fallocate(fd, 0, room)
     return room
 

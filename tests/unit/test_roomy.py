@@ -99,3 +99,22 @@ def test_what_is_too_large_is_not_read(file: RoomyFile) -> None:
     file.write(b"x" * 2 * GRANULE)
     with pytest.raises(ValueError, match="too large"):
         file.read(GRANULE)
+
+
+@pytest.mark.parametrize("content", [b"", b" " * GRANULE, b"x" * (GRANULE - 1)])
+def test_what_is_torn_is_not_read(content: bytes, file: RoomyFile, tmp_path: Path) -> None:
+    (tmp_path / "book").write_bytes(content)
+    with pytest.raises(ValueError, match="torn"):
+        file.read(MOST)
+
+
+def test_nor_is_what_is_no_file(file: RoomyFile, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "book")
+    with pytest.raises(ValueError, match="no regular file"):
+        file.read(MOST)
+
+
+def test_a_spare_file_of_any_length_is_made_whole(file: RoomyFile, tmp_path: Path) -> None:
+    (tmp_path / ".book.new").write_bytes(b"y" * (GRANULE + 5))
+    file.write(b"x")
+    assert file.read(MOST) == b"x"
