@@ -113,7 +113,6 @@ class Planner:
         self._dead[incarnation] = None
         while len(self._dead) > _DEAD_LIMIT:
             del self._dead[next(iter(self._dead))]
-        self._cache.clear()
         self._index()
 
     def _index(self) -> None:
