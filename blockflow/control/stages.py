@@ -32,7 +32,7 @@ def resolved(policy: Mapping[str, Any], facts: Sequence[StageFacts]) -> dict[str
     costs = Costs(dict(enumerate(facts)), rows)
     table = [costs.line((i,)) for i in range(len(facts))]
     does = POLICIES[policy["policy"]].boundaries(policy)
-    sizes = best_stages(
-        table, min(rows, len(table[0]) - 1), joins="join" in does, splits="split" in does
-    )
+    # The table ends with the largest batch, or before it where that is very large.
+    most = len(table[0]) - 1
+    sizes = best_stages(table, most, joins="join" in does, splits="split" in does)
     return {**policy, OPTION: list(sizes)}

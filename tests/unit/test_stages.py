@@ -13,6 +13,7 @@ from control_rig import echo_repository
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockflow.batching.facts import StageFacts
 from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.bench.simulation.plan import check_policies
 from blockflow.bench.simulation.sources import Costs, topology_system
@@ -21,6 +22,7 @@ from blockflow.control.events import Launch
 from blockflow.control.fleet import Fleet
 from blockflow.control.policies import policy_misfits, with_fitting, with_stages
 from blockflow.control.profiles import ProfileShelf
+from blockflow.control.stages import resolved
 from blockflow.core.engines import select
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.launchspec import StageSpec
@@ -103,6 +105,19 @@ def test_the_best_of_those_tried_is_kept(
 
     tried = [n for n in CHOICES if n <= len(costs)]
     assert score(len(sizes)) == min(map(score, tried))
+
+
+def test_the_rows_that_a_chain_carries_are_those_of_its_narrowest_block() -> None:
+    def facts(most: int | None) -> StageFacts:
+        points = [Point(1, b, None, 9, *[10.0 + b] * 6, spread=0.0, outliers=0) for b in (1, 8)]
+        made = StageProfile("b", "0" * 64, "example", "fp32", "test", tuple(points))
+        return StageFacts("b", most, profile=made)
+
+    policy = {"policy": "dvabatch", "stages": "auto"}
+    for most, joined in (((None, 16, 8), False), ((16, 1, None), True), ((None,) * 3, False)):
+        found = resolved(policy, [facts(n) for n in most])
+        assert sum(found["stages"]) == 3
+        assert (found["stages"] == [3]) is joined  # with a row at a time there is nobody to join
 
 
 # --- an update ------------------------------------------------------------------------------------
