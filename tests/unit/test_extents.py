@@ -35,6 +35,18 @@ def test_the_lowest_gap_that_fits_is_taken() -> None:
     assert e.take(4096) == 8192
 
 
+def test_the_end_is_that_of_the_highest_in_use() -> None:
+    e = Extents(16 * KIB)
+    assert e.end == 0
+    starts = [e.take(4096) for _ in range(4)]
+    assert e.end == 16 * KIB and e.gaps() == []
+    for start, end in ((4096, 16), (12288, 12), (8192, 4), (0, 0)):
+        assert start in starts
+        e.give(start, 4096)
+        assert e.end == end * KIB
+    assert e.gaps() == [(0, 16 * KIB)]
+
+
 def test_bytes_given_back_twice_are_a_defect() -> None:
     e = Extents(64 * KIB)
     e.take(4096)

@@ -31,6 +31,19 @@ def reserved(t: LeaseTable, nbytes: int = 100) -> int:
     return lease.slot
 
 
+def test_slots_are_taken_by_their_number_or_by_their_bytes() -> None:
+    t = table(slots=8)  # of 64 KiB
+    assert t.taken == 0
+    for n in range(1, 4):
+        reserved(t)
+        assert t.taken == n
+    t = table(slots=8)
+    reserved(t, 16 * KIB)
+    assert (t.outstanding, t.taken) == (1, 4)  # gaps may leave twice its bytes to nobody
+    reserved(t, 24 * KIB)
+    assert (t.outstanding, t.taken) == (2, 8)
+
+
 def test_a_slot_is_free_when_the_last_consumer_has_released_it() -> None:
     t = table()
     slot = reserved(t)
@@ -352,6 +365,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert at == self.CAPACITY
         assert all(a + n < b for (a, n), (b, _) in pairwise(gaps)), "coalesced"
         assert self.t.used == sum(size for _, size in used)
+        assert self.t.extents.end == max((start + size for start, size in used), default=0)
 
     @invariant()
     def the_table_agrees_with_the_model(self) -> None:
@@ -364,6 +378,7 @@ class LeaseMachine(RuleBasedStateMachine):
             else:
                 want = SlotState.RESERVED if slot in self.bytes else SlotState.FREE
                 assert lease.state is want
+        assert self.t._published.keys() == self.lanes.keys()
 
 
 TestLeaseMachine = LeaseMachine.TestCase
