@@ -29,11 +29,7 @@ def as_numpy(
     """An array of ``dims`` over ``memory``; ``strides`` in elements, None = row-major."""
     kind = NUMPY_DTYPES[dtype]
     if strides is None:
-        return (
-            np.frombuffer(memory, kind, prod(dims)).reshape(dims)
-            if prod(dims)
-            else np.empty(dims, kind)
-        )
+        return np.frombuffer(memory, kind, prod(dims)).reshape(dims)
     return np.ndarray(tuple(dims), kind, memory, strides=tuple(s * kind.itemsize for s in strides))
 
 

@@ -7,7 +7,10 @@ from control_rig import AB, World, topology
 
 from blockflow.bench.updates import SECOND, Ledger, Run, figures
 from blockflow.control.events import Begun, Commit, Finished
-from blockflow.control.update import Kind, Phase
+from blockflow.control.update import Kind, Phase, Update
+from blockflow.core.errors import SystemError_
+
+S_NS = 1_000_000_000
 
 
 def ledger() -> Ledger:
@@ -96,3 +99,33 @@ def test_the_phases_add_up() -> None:
     told = update.to_dict(world.now)
     assert told["phases_ms"]["preparing"] == 2000.0
     assert sum(told["phases_ms"].values()) == pytest.approx(told["duration_ms"])
+
+
+def test_what_is_shown_of_an_update_while_it_goes_on_and_afterwards() -> None:
+    update = Update(7, Kind.DRAIN, 3, 2 * S_NS, plan={"keep": ["a"]})
+    shown = {
+        "id": 7,
+        "kind": "drain",
+        "state": "preparing",
+        "epoch": 3,
+        "plan": {"keep": ["a"]},
+        "duration_ms": 1500.0,
+        "phases_ms": {},
+    }
+    assert update.to_dict(3 * S_NS + S_NS // 2) == shown
+    update.move(Phase.COMMITTING, 4 * S_NS)
+    update.move(Phase.PUBLISHING, 5 * S_NS)
+    with pytest.raises(RuntimeError, match="update 7: publishing -> failed"):
+        update.move(Phase.FAILED, 6 * S_NS)
+    update.move(Phase.DONE, 8 * S_NS)
+    update.block, update.notes, update.error = "a", ["odd"], SystemError_("INTERNAL", "odd")
+    phases = {"preparing": 2000.0, "committing": 1000.0, "publishing": 3000.0}
+    shown |= {"state": "done", "duration_ms": 6000.0, "phases_ms": phases}
+    more = {"block": "a", "notes": ["odd"], "error": update.error.to_dict()}
+    assert update.to_dict(99 * S_NS) == {**shown, **more}
+
+
+def test_what_cannot_start_fails_only_what_does_not_restore() -> None:
+    restoring = {k for k in Kind if Update(1, k, 1, 0).restores}
+    assert restoring == {Kind.RESTORE, Kind.READOPTION}
+    assert {k for k in Kind if Update(1, k, 1, 0).stores} == {Kind.SYSTEM, Kind.ROLLBACK}
