@@ -133,6 +133,14 @@ def test_all_that_is_written_is_taken_off_and_what_waits_is_owed() -> None:
     assert debt.settle(0)
 
 
+def test_where_all_owe_too_much_it_is_known_who_stands() -> None:
+    debt = owing(2, MIB)  # by itself it may owe so much
+    for now in range(0, CROWDED_NS + 1, STEP_NS):
+        assert not debt.hopeless(now, 0, pressed=True) and not debt.stands
+    assert not debt.hopeless(CROWDED_NS + STEP_NS, 0, pressed=True) and debt.stands
+    assert not debt.hopeless(CROWDED_NS + 2 * STEP_NS, 0) and not debt.stands
+
+
 def test_while_zeromq_encrypts_for_others_nobody_stands() -> None:
     busy = 2 * CROWDED_NS
     debt = owing(3, 4 * MIB)

@@ -110,6 +110,16 @@ def test_trims_that_get_nothing_back_come_to_an_end() -> None:
     assert all(b - a >= module.SPACING_NS for a, b in pairwise(world.trims))
 
 
+def test_what_was_less_once_is_the_least() -> None:
+    heap, now = Heap(START), 100 * SECOND
+    assert not heap.look(now, START - 2 * module.KEPT_BYTES, 0)
+    assert not heap.stirred
+    heap.passed(now)
+    assert heap.stirred
+    assert not heap.look(now + module.QUIET_NS - 1, START, 0)
+    assert heap.look(now + module.QUIET_NS, START, 0)
+
+
 def test_what_is_large() -> None:
     small = bytes(LARGE_BYTES - 1)
     assert not is_large([]) and not is_large([small, small])

@@ -13,14 +13,19 @@ def name(count: int) -> bytes:
 def test_the_later_name_has_the_connection() -> None:
     assert came_after(name(8), name(7)) and not came_after(name(7), name(8))
     assert came_after(name(1 << 32), name((1 << 32) - 1))  # the counter wraps
+    high = 1 << 24
+    assert came_after(name(high), name(high - 1)) and came_after(name(high + 8), name(high + 7))
+    assert came_after(name(7 + (1 << 31) - 1), name(7))
+    assert not came_after(name(7 + (1 << 31)), name(7))
     assert came_after(name(7), b"alice") and not came_after(b"alice", name(7))
     assert not came_after(b"alice", b"bob")
 
 
 def test_who_is_over_stays_so_and_who_named_itself_may_be_back() -> None:
     book = Past()
-    for client in (name(7), b"alice"):
+    for client in (name(7), b"alice", b"", b"\0" * 6, b"\0ab"):
         book.add(client)
+    assert len(book._clients) == 1
     assert name(7) in book
     assert b"alice" not in book, "nothing follows from it, and its name may be as long as a frame"
 

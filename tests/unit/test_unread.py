@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockflow.core import limits
 from blockflow.dispatcher import unread
 from blockflow.dispatcher.unread import Unread, wire_bytes
+from blockflow.tensormq.sockets import CURVE_BYTES
 
 MIB = 1024 * 1024
 SECOND = 1_000_000_000
@@ -52,6 +53,25 @@ def test_more_than_a_message_is_cut_off_at_the_second_look() -> None:
     assert links.look() == [7]
     links.book.ended(7)
     assert links.look() == []
+
+
+def test_a_suspicion_that_was_unfounded_is_forgotten() -> None:
+    links = Links(7, 8)
+    for _ in range(3):
+        links.bring(7, OVER)
+        assert links.look() == []
+        links.book.delivered(7, OVER)  # a message and the beginning of the next
+        links.private -= OVER
+        assert (links.look(), links.book.suspects) == ([], 0)
+
+
+def test_frames_are_of_the_lengths_that_are_on_the_wire() -> None:
+    plain = {0: 2, 1: 3, 255: 257, 256: 265}
+    for nbytes, total in plain.items():
+        assert wire_bytes([nbytes], encrypted=False) == total
+        body = nbytes + CURVE_BYTES
+        assert wire_bytes([nbytes], encrypted=True) == body + (2 if body < 256 else 9)
+    assert wire_bytes(plain, encrypted=False) == sum(plain.values())
 
 
 def test_whole_messages_that_wait_are_no_offence_up_to_the_bound() -> None:
