@@ -89,9 +89,18 @@ def test_a_constant_time_per_row() -> None:
 def test_a_bad_fit_says_so() -> None:
     times = [10, 10, 100, 20, 500, 60]
     found = fit_curve(ROWS, times)
-    missed = [abs(found.total(b) - t) / t for b, t in zip(ROWS, times, strict=True)]
-    assert found.max_error == pytest.approx(max(missed)) and found.max_error > 0.3
+    errors = [abs(found.total(b) - t) / t for b, t in zip(ROWS, times, strict=True)]
+    assert found.max_error == pytest.approx(max(errors)) and found.max_error > 0.3
+    each = [t / b for b, t in zip(ROWS, times, strict=True)]
+    mean = sum(each) / len(each)
+    missed = sum((s - found.per_sample(b)) ** 2 for b, s in zip(ROWS, each, strict=True))
+    assert found.r2 == pytest.approx(1 - missed / sum((s - mean) ** 2 for s in each))
     assert found.r2 < 0.9
+
+
+def test_what_would_begin_below_zero_begins_there() -> None:
+    found = fit_curve(ROWS, [b * (b - 0.95) for b in ROWS])
+    assert found.z1 == 0.0 and found.z2 > 0
 
 
 def test_rising_is_what_the_curve_does() -> None:

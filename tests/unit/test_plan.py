@@ -50,6 +50,8 @@ def test_same_update_changes_nothing() -> None:
     plan = diff(workers(THESIS), live)
     assert plan.empty
     assert len(plan.keep) == 4
+    for part in ("start", "stop", "policies"):
+        assert not replace(plan, **{part: ("one",)}).empty
 
 
 def test_shared_blocks_run_on_untouched() -> None:
@@ -309,8 +311,10 @@ def test_a_task_promises_no_more_rows_than_its_blocks_take() -> None:
         return problem.path, problem.message
 
     wide = [{"name": b, "max_rows": 64} for b in ("block1", "block2")]
-    path, message = problem_of([wide[0], "block2"], max_rows=64)
-    assert path == "$.tasks['a.b'].max_rows" and message == "64 rows, but block 'block2' takes 32"
+    for other in (wide[0], {"name": "block1", "max_rows": 48}):  # the narrowest is named
+        path, message = problem_of([other, "block2"], max_rows=64)
+        assert path == "$.tasks['a.b'].max_rows"
+        assert message == "64 rows, but block 'block2' takes 32"
     canary = {"path": ["block3"], "share": 0.5}
     body = {"blocks": [*wide, "block3"], "tasks": {"t": {"path": ["block1"], "max_rows": 64}}}
     workers(body)

@@ -85,6 +85,9 @@ def test_a_description_is_written_once_for_all_who_are_told_unasked() -> None:
     assert told.answer(UNASKED, table) is second != first
     asked = decode_to_client(told.answer(bytes(15) + b"\1", table))
     assert isinstance(asked, Description) and len(asked.tasks) == 2
+    again = told.answer(bytes(15) + b"\2", table)  # each is told under its own question
+    assert again == told.answer(bytes(15) + b"\1", table).replace(b"\0\1", b"\0\2", 1)
+    assert told.answer(UNASKED, table) is second
 
 
 def test_who_asks_for_more_than_a_message_holds_is_told_so(

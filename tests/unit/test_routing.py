@@ -130,6 +130,10 @@ def test_the_table_survives_its_json_form() -> None:
     assert again == table
     assert again.stages_of("b") == (1,)
     assert again.stages_of("none") == ()
+    for task in table.tasks.values():
+        assert TaskRoute.from_dict(task.to_dict()) == task
+        with pytest.raises(ValueError, match="a deadline of more than 0"):
+            TaskRoute.from_dict({**task.to_dict(), "deadline_ms": 0})
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,12 @@ def test_the_largest_compute_gets_the_most() -> None:
     assert threads(ask("a", cost_ms=5.0), ask("b", cost_ms=6.0)) == (2, 2)
     # Two processes share the work of their block.
     assert threads(ask("a", cost_ms=8.0, replicas=2), ask("b", cost_ms=7.0)) == (1, 2)
+    six, seven = tuple(range(6)), tuple(range(7))
+    shared = ask("a", cost_ms=8.0, replicas=2, cores=six)
+    assert threads(shared, ask("b", cost_ms=9.0, cores=six)) == (1, 4)
     # What was never measured counts as usual.
+    known = ask("b", cost_ms=8.0, replicas=2, cores=seven), ask("c", cost_ms=5.0, cores=seven)
+    assert threads(ask("a", cores=seven), *known) == (2, 1, 3)
     assert threads(ask("a"), ask("b", cost_ms=100.0), ask("c", cost_ms=2.0)) == (1, 2, 1)
 
 
