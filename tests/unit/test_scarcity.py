@@ -14,7 +14,7 @@ from torch import Tensor
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.core.scarcity import is_scarcity, no_room
+from blockflow.core.scarcity import failure, is_scarcity, named, no_room
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.native import Compute, NativeEngine
 from blockflow.engine.torch_engine import TorchEngine
@@ -75,6 +75,20 @@ def test_it_is_told_however_it_is_said(name: str) -> None:
         assert is_scarcity(failed.value)
     told = no_room(lacking(name), "no start", "b")
     assert told is not None and (told.code, told.retryable) == ("NO_SPACE", True)
+
+
+def test_what_is_called_otherwise_gets_its_name() -> None:
+    own = SystemError_("NO_SPACE", "full", hint="its own")
+    other = BlockError("BLOCK_FAILED", "block 'b' failed", where="b")
+    assert named(own) is own
+    assert named(other) is other
+    with pytest.raises(BlockError) as failed:
+        fail_for(lacking("Python's"), hide=False)
+    told = named(failed.value)
+    assert (told.code, told.message) == ("NO_SPACE", "block 'b' failed")
+    told = failure(ValueError("odd"), "what was done", "b")
+    assert (told.code, told.message, told.where) == ("INTERNAL", "what was done", "b")
+    assert failure(lacking("Python's"), "what was done", "b").code == "NO_SPACE"
 
 
 @pytest.mark.parametrize("name", PERMANENT)
