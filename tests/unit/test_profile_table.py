@@ -56,6 +56,9 @@ def test_what_was_measured_can_be_asked() -> None:
     assert TABLE.rows_measured(2) == (1, 8)
     assert TABLE.rows_measured(3) == ()
     assert TABLE.lengths_measured() == ()
+    for threads in (*TABLE.threads_measured(), 99):
+        only = TABLE.only(threads)
+        assert only.points == tuple(p for p in TABLE.points if p.threads == threads)
     assert TABLE.r_max(1) == 0.2
     assert TABLE.r_max(2) == 0.5
     assert TABLE.totals(2) == [(1, 6.0), (8, 20.0)]

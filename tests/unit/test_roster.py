@@ -48,6 +48,14 @@ def test_many_have_their_turns() -> None:
     assert {len(f) for f in first} == {REMINDED} and set(chain(*first)) == set(range(1000))
 
 
+def test_what_is_new_goes_before_whose_turn_it_is() -> None:
+    roster = quiet(400)
+    for key in range(SAMPLED + SAMPLED - 8):
+        roster.note(key)
+    told = [roster.take() for _ in range(2)]
+    assert [(len(news), len(others)) for news, others in told] == [(SAMPLED, 0), (SAMPLED - 8, 8)]
+
+
 def test_whose_figures_fade_is_told_of_again_where_not_everyone_is() -> None:
     roster = quiet(REMINDED)
     roster.fades(2)
