@@ -151,10 +151,9 @@ class Scheduler:
         gone: list[Ticket] = []
         heap = self._deadlines
         while heap and heap[0][0] <= now:
-            deadline, key = heapq.heappop(heap)
-            ticket = self._tickets.get(key)
-            # The same key may wait again, at a later stage: it is on the heap once more then.
-            if ticket is not None and ticket.deadline_ns == deadline:
+            # A key is there once for each stage at which it has waited, with one deadline.
+            ticket = self._tickets.get(heapq.heappop(heap)[1])
+            if ticket is not None:
                 gone.append(self._take_out(ticket, now))
         return gone
 

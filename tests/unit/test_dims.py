@@ -124,6 +124,12 @@ def test_bounds_are_exact_where_each_name_stands_once() -> None:
     assert bounds_of("(h//16)*(w//16)", {"h": (32, 64), "w": (16, 48)}) == (2, 12)
 
 
+def test_a_remainder_is_what_is_divided_where_that_is_smaller() -> None:
+    assert bounds_of("length % 9", {"length": (2, 7)}) == (2, 7)
+    assert bounds_of("length % 7", {"length": (2, 7)}) == (0, 6)
+    assert bounds_of("(length - 5) % 4", {"length": (3, 6)}) == (0, 3)
+
+
 def test_dividing_by_zero_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="divides by zero"):
         size_of("4//length", {"length": 0})
