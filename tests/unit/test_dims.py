@@ -149,3 +149,9 @@ def test_formulas_are_put_into_formulas() -> None:
     assert substituted("n", {"n": "m"}) == "m"
     assert substituted("min(n, m)", {"n": "k - 1", "m": 3}) == "min(k - 1, 3)"
     assert substituted(5, {}) == 5
+    assert substituted("-(-n//2)", {"n": "k"}) == "-(-k // 2)"
+    assert substituted("-(-n//2)", {"n": 9}) == 5
+    assert substituted("n - 3", {"n": "k - 2"}) == "k - 5"
+    assert substituted("n - 3", {"n": "k + 3"}) == "k"
+    assert substituted("max(n, m)", {"n": -4, "m": "k"}) == "max(-4, k)"
+    assert substituted("3 - n", {"n": "k"}) == "3 - k"
