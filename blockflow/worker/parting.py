@@ -56,7 +56,7 @@ def plan_parts(
     """
     parts: list[Part] = []
     stays: list[tuple[Ticket, int, int]] = []
-    growing: dict[tuple[int, int], Part] = {}
+    growing: dict[int, Part] = {}
     row = 0
     for ticket in batch.tickets:
         start, row = row, row + ticket.rows
@@ -64,13 +64,11 @@ def plan_parts(
             continue
         size = item_bytes(ticket.item)
         shape = batch.cuts.get(ticket.key)
-        times: dict[int, int] = {}  # two branches to one stage are two messages
         for stage, hop in targets(ticket.item):
             if stage in local:
                 stays.append((ticket, hop, start))
                 continue
-            nth = times[stage] = times.get(stage, 0) + 1
-            part = growing.get((stage, nth))
+            part = growing.get(stage)
             if (
                 part is None
                 or part.stop != start
@@ -78,7 +76,7 @@ def plan_parts(
                 or part.header + size > _HEADER_ROOM
                 or len(part.members) == limits.MAX_ITEMS_PER_MESSAGE
             ):
-                part = growing[(stage, nth)] = Part(stage, start, start, [], 0, shape)
+                part = growing[stage] = Part(stage, start, start, [], 0, shape)
                 parts.append(part)
             part.stop = row
             part.header += size

@@ -192,6 +192,9 @@ def test_own_slots_are_copied_free_but_for_what_is_read() -> None:
     backlog.free_own({id(read)}, "head")
     assert here.meter.copies_out == 1
     assert not waits.detach(copied) and read.detach(copied)
+    for source in (read, waits):
+        backlog.gone(source)
+    assert not backlog._own
 
     def full(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("can't allocate memory")

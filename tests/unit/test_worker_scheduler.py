@@ -341,6 +341,13 @@ def test_two_branches_to_one_stage_are_two_messages() -> None:
     assert shape(parts) == [(2, 0, 1, [(1, 1)]), (3, 0, 1, [(1, 3)])]
 
 
+def test_a_message_is_of_one_shape() -> None:
+    batch = Batch(1, tuple(ticket(k, [[1, 2]]) for k in range(4)))
+    batch.cuts = {2: (7,), 3: (7,)}
+    parts, _ = plan_parts(batch, {1})
+    assert [(len(p.members), p.shape) for p in parts] == [(2, None), (2, (7,))]
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 5), min_size=1, max_size=100),
