@@ -15,7 +15,7 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.wire.data import Item
-from blockflow.worker.buffer_pool import LEAST, BufferPool
+from blockflow.worker.buffer_pool import LEAST, BufferPool, _rounded
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
@@ -37,12 +37,14 @@ def free_bytes(pool: BufferPool) -> int:
 
 def test_what_was_let_go_is_used_again() -> None:
     pool = BufferPool()
-    first = taken(pool, 256)
+    first = taken(pool, 256).fill_(7)
     at = first.data_ptr()
     second = taken(pool, 256)
     assert second.data_ptr() != at
     del first
-    assert taken(pool, 256).data_ptr() == at
+    again = taken(pool, 256)
+    assert again.data_ptr() == at
+    assert (again == 7).all()  # what is mapped anew, at the same place perhaps, is zero
 
 
 def test_a_view_keeps_its_place() -> None:
@@ -67,6 +69,15 @@ def test_tensors_are_what_was_asked_for(dims: tuple[int, ...], dtype: torch.dtyp
     assert made.is_contiguous() and made.data_ptr() % mmap.PAGESIZE == 0
     made.zero_()
     assert made.untyped_storage().nbytes() == made.nbytes
+
+
+def test_sizes_are_few_and_little_is_added() -> None:
+    page = mmap.PAGESIZE
+    for top in (LEAST, 1 << 20, 1 << 26):
+        sizes = {_rounded(n) for n in range(top + 1, 2 * top, top // 97)} | {_rounded(2 * top)}
+        assert len(sizes) <= 8 + 1 and max(sizes) == 2 * top
+    for n in (LEAST, LEAST + 1, 10**6, 10**7 + 1):
+        assert n <= _rounded(n) <= n * 9 // 8 + page and _rounded(n) % page == 0
 
 
 def test_little_is_left_to_the_heap() -> None:

@@ -73,6 +73,8 @@ def test_what_cannot_be_opened_is_told_as_what_it_is_and_never_the_clients_fault
     intake = Intake({}, Refuses(make_error(code, "why", hint="do", where="/run/arena-7")))
     ((_, error),) = intake.take(encode_data(message), None, SENT).refused
     assert (error.code, error.message, error.hint) == (told, "why", "do")
+    assert (error.where == "/run/arena-7") is (code == "WORKER_LOST")
+    assert intake.malformed == 1
 
 
 @given(

@@ -214,6 +214,10 @@ def test_arena_holds_two_full_batches() -> None:
     assert MIB <= small.arena_bytes < 2 * MIB
     (asked,) = workers({"blocks": [{"name": "block1", "arena_mib": 3}], "tasks": {}})
     assert 3 * MIB <= asked.arena_bytes < 4 * MIB
+    shared = [{"name": f"block{n}", "worker": "w", "arena_mib": 2 * n + 1} for n in (1, 2)]
+    (most,) = workers({"blocks": shared, "tasks": {}})
+    assert 5 * MIB <= most.arena_bytes < 6 * MIB
+    assert (most.demand().replicas, most.demand(3).replicas) == (1, 3)
 
 
 def test_a_device_takes_its_arena_whole_and_nobody_takes_more_than_is_usual() -> None:
@@ -235,8 +239,10 @@ def test_what_a_worker_asks_of_the_cores() -> None:
     for device, overlap in (("cpu", 2), ("cuda:0", 1)):
         blocks = [{"name": b, "worker": "w", "device": device} for b in ("block1", "block2")]
         topology = parse_topology({"blocks": blocks, "tasks": {}}, lookup)
-        wishes = replace(topology, overlap={"block1": 2, "block2": 2})
-        assert [s.demand().overlap for s in desired_workers(wishes, CORES)] == [overlap]
+        for first, second, most in ((2, 2, 2), (9, 2, 2), (2, 1, 1), (1, 1, 1)):
+            wishes = replace(topology, overlap={"block1": first, "block2": second})
+            asked = [s.demand().overlap for s in desired_workers(wishes, CORES)]
+            assert asked == [min(most, overlap)]  # no more than blocks that want some
 
 
 def test_identity_ignores_what_can_change_in_place() -> None:
@@ -252,15 +258,17 @@ def test_identity_ignores_what_can_change_in_place() -> None:
 
 
 def test_an_arena_for_outputs_that_nothing_bounds_is_as_large_as_may_be() -> None:
-    def worker(ranges: dict[str, tuple[int, int]]) -> WorkerSpec:
-        given = TensorSpec("float32", ("rows", "length"), ranges)
-        stored = replace(lookup("block1"), contract=Contract(given, given))
-        body = {"blocks": ["b"], "tasks": {}}
-        (spec,) = desired_workers(parse_topology(body, lambda _: stored), CORES)
+    def worker(*ranges: dict[str, tuple[int, int]]) -> WorkerSpec:
+        given = [TensorSpec("float32", ("rows", "length"), r) for r in ranges]
+        stored = [replace(lookup("block1"), contract=Contract(g, g)) for g in given]
+        blocks = [{"name": f"b{n}", "worker": "w"} for n in range(len(ranges))]
+        body = {"blocks": blocks, "tasks": {}}
+        (spec,) = desired_workers(parse_topology(body, lambda n: stored[int(n[1:])]), CORES)
         return spec
 
     assert worker({}).arena_bytes >= SOFT_ARENA_BYTES
     assert worker({"length": (1, 16)}).arena_bytes < 2 * MIB
+    assert worker({"length": (1, 16)}, {}).arena_bytes >= SOFT_ARENA_BYTES  # one is enough
 
 
 @pytest.mark.parametrize("side", ["input", "output"])

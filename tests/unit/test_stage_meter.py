@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from scheduler_rig import ticket
 
 from blockflow.core.errors import RequestError
 from blockflow.core.launchspec import StageSpec
@@ -15,6 +16,7 @@ from blockflow.engine.base import EngineOptions
 from blockflow.engine.echo import EchoEngine
 from blockflow.worker import stage as module
 from blockflow.worker.stage import Stage, StageMeter, StageSnapshot
+from blockflow.worker.ticket import Batch
 
 MS = 1_000_000
 ROW = TensorSpec("float32", ("rows", "n"))
@@ -54,6 +56,19 @@ def test_rows_are_counted_and_not_requests() -> None:
     for n in range(100):
         meter.account(failed(4, n * 10 * MS, (n * 10 + 5) * MS), (n * 10 + 5) * MS)
     assert meter.snapshot(1000 * MS, 0, 0, 1).rates[1] == pytest.approx(800)
+
+
+def test_what_was_computed_is_counted_and_its_time_parted() -> None:
+    meter, good, bad = StageMeter(), ticket(1, rows=2), ticket(2)
+    batch = Batch(1, (good, bad), errors={2: RequestError("CANCELLED", "")})
+    batch.started_ns, batch.compute_from_ns, batch.compute_to_ns = 3 * MS, 4 * MS, 9 * MS
+    meter.account(batch, 10 * MS)
+    assert meter.counts == (1, 2, 1, 1, 0)  # requests, rows, batches, failures, expired
+    assert (meter.failed_rows, meter.elements_in, meter.elements_padded) == (1, 3 * 4, 0)
+    times = meter.wait, meter.overhead, meter.compute
+    assert [(t.count, t.total) for t in times] == [(1, 3 * MS), (1, 2 * MS), (1, 5 * MS)]
+    _, mu, served = meter.snapshot(10 * MS, 0, 0, 1).rates
+    assert (mu, served) == (pytest.approx(600), pytest.approx(2 / 5, rel=0.06))  # in five seconds
 
 
 def test_what_only_pads_is_what_no_row_has() -> None:
