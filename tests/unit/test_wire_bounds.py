@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 from wire_messages import U64, V
 
@@ -15,7 +16,7 @@ from blockflow.core import limits
 from blockflow.core.errors import WireError
 from blockflow.core.routing import PathNode, PathTree
 from blockflow.wire import client, control, data, grants
-from blockflow.wire.codec import encode
+from blockflow.wire.codec import decode, encode, first_values
 from blockflow.wire.tensor import desc_from_wire
 
 RID = bytes(16)
@@ -179,3 +180,38 @@ def test_a_bound(made: Callable[..., Any], taken: dict[str, Any], refused: dict[
     made(**taken)
     with pytest.raises(WireError):
         made(**refused)
+
+
+# --- the codec ------------------------------------------------------------------------------------
+
+
+def nested(levels: int, kind: type) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if kind is list else {"k": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize(
+    ("most", "levels"), [(limits.MAX_HEADER_BYTES, limits.MAX_NESTING), (10**6, 12)]
+)
+def test_how_deep_a_value_may_be(kind: type, most: int, levels: int) -> None:
+    whole = nested(levels, kind)
+    assert decode(msgpack.packb(whole), max_bytes=most, what="it") == whole
+    for deeper in (nested(levels + 1, kind), [0, nested(levels, kind)]):
+        with pytest.raises(WireError, match="nested too deeply"):
+            decode(msgpack.packb(deeper), max_bytes=most, what="it")
+
+
+def test_what_can_be_read_of_a_header_that_cannot() -> None:
+    values = ["a", 2, b"id", [1]]
+    data = msgpack.packb(values)
+    assert first_values(data, 3) == values[:3]
+    assert first_values(data, 9) == values
+    assert first_values(data[:-3], 9) == values[:2]
+    assert first_values(msgpack.packb([1, 2]), 3) == [1, 2]
+    for nothing in (b"", b"\xc1", msgpack.packb({}), msgpack.packb(5)):
+        assert first_values(nothing, 3) == []
+    long = msgpack.packb([1, b"x" * 4096, 3])
+    assert first_values(long, 3) == [1]  # so far is looked
