@@ -90,6 +90,11 @@ def granted(grant: Any = 1, direction: Any = 0, slot_bytes: Any = 1, slots: Any 
     return grants.decode_from_dispatcher(encode(fields))
 
 
+def refused(direction: Any = 0, nbytes: Any = 1, reason: Any = "") -> Any:
+    fields = [V, grants.KIND_REFUSED, direction, nbytes, reason]
+    return grants.decode_from_dispatcher(encode(fields))
+
+
 def drained(**fields: Any) -> Any:
     body = {"v": V, "k": "drained", "incarnation": 1, "version": 0, **fields}
     return control.decode_control(encode(body))
@@ -162,6 +167,10 @@ BOUNDS: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = [
     (ask, {"nbytes": MOST}, {"nbytes": MOST + 1}),
     (ask, {"nbytes": 1}, {"nbytes": 0}),
     (attach, {"token": RID}, {"token": RID + b"x"}),
+    (refused, {"direction": 1}, {"direction": 2}),
+    (refused, {"nbytes": 1}, {"nbytes": 0}),
+    (refused, {"nbytes": MOST}, {"nbytes": MOST + 1}),
+    (refused, {"reason": "full"}, {"reason": b"full"}),
     (granted, {"grant": U32}, {"grant": 0}),
     (granted, {"slot_bytes": MOST}, {"slot_bytes": MOST + 1}),
     (granted, {"slots": limits.MAX_GRANT_SLOTS}, {"slots": limits.MAX_GRANT_SLOTS + 1}),
