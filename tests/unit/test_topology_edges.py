@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blockflow.core import limits
 from blockflow.core.errors import TopologyError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.topology import parse_topology
@@ -88,3 +89,13 @@ def test_blocks_of_one_worker_agree_however_it_is_written(
     blocks = [{"name": "a", "worker": "w", **one}, {"name": "b", "worker": "w", **other}]
     assert found(blocks, {}) == []
     assert found([blocks[1], blocks[0]], {}) == []
+
+
+def test_blocks_and_tasks_have_a_number_and_what_is_more_is_one_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(limits, "MAX_TASKS", 2)
+    assert found(["a", "b"], {"t": ["a"], "u": ["b"]}) == []
+    assert found(["a", "b", "c"], {"t": ["a", "b"]}) == ["$.blocks"]
+    assert found(["a", "b"], {"t": ["a"], "u": ["b"], "v": ["a"]}) == ["$.tasks"]
