@@ -120,6 +120,18 @@ def test_an_error_can_be_copied(
     assert again.to_dict() == error.to_dict()
 
 
+def test_what_is_not_known_is_not_told() -> None:
+    bare = RequestError("CANCELLED", "text")
+    assert str(bare) == "CANCELLED: text"
+    assert bare.to_dict() == {
+        "code": "CANCELLED",
+        "message": "text",
+        "fault": str(bare.fault),
+        "retryable": bare.retryable,
+    }
+    assert str(RequestError("CANCELLED", "text", hint="do this")) == "CANCELLED: text -- do this"
+
+
 def test_at_once_is_a_time_to_try_again() -> None:
     told = make_error("OVERLOADED", "x", retry_after_ms=0).to_dict()
     assert from_dict(told).retry_after_ms == 0

@@ -91,6 +91,16 @@ def test_blocks_of_one_worker_agree_however_it_is_written(
     assert found([blocks[1], blocks[0]], {}) == []
 
 
+def test_what_was_got_instead_is_told_where_it_is_short() -> None:
+    told = {}
+    for value in (["n"] * 1000, 5):
+        with pytest.raises(TopologyError) as e:
+            parse_topology({"blocks": [{"name": value}], "tasks": {}}, lookup)
+        told[str(value)] = e.value.problems[0].message
+    assert "(got 5)" in told.pop("5")
+    assert not any("got" in message for message in told.values())
+
+
 def test_blocks_and_tasks_have_a_number_and_what_is_more_is_one_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
