@@ -83,6 +83,31 @@ def test_whatever_happens_is_news(happens: Callable[[DispatcherStats], None]) ->
     assert sample.news and next(iter(sample.tasks)) == "t7"
 
 
+def test_each_figure_of_a_task_has_its_place() -> None:
+    stats, ms = DispatcherStats(), 1_000_000
+    stats.publish(["t", "u"], {"t": ("a",)})
+    stats.admitted(["t"], 3)
+    stats.admitted(["t", "u"], 2)
+    stats.refused(["t", "unknown"], "OVERLOADED")
+    for canary in (False, True, True):
+        stats.failed("t", "BLOCK_FAILED", canary=canary)
+    stats.succeeded("t", 9 * ms, 2 * ms, 3 * ms, SECOND, canary=True)
+    for _ in range(2):
+        stats.succeeded("t", 5 * ms, ms, ms, SECOND)
+    told = stats.sample(SECOND, {"inflight": 1}, {"t": 8, "u": 9}.__getitem__).to_dict()
+    assert (told["rejected"], told["events"], told["inflight"]) == ({"OVERLOADED": 1}, {}, 1)
+    task, other = told["tasks"]["t"], told["tasks"]["u"]
+    figures = ("requests", "rows", "ok", "failed", "rejected", "limit")
+    assert [task[f] for f in figures] == [2, 5, 3, {"BLOCK_FAILED": 3}, {"OVERLOADED": 1}, 8]
+    assert [other[f] for f in figures] == [1, 2, 0, {}, {}, 9] and other["variants"] == {}
+    assert [round(task[t]["sum_ms"]) for t in ("latency", "ingress", "egress")] == [19, 4, 5]
+    variants = {n: (v["ok"], v["failed"]) for n, v in task["variants"].items()}
+    assert variants == {
+        "stable": (2, {"BLOCK_FAILED": 1}),
+        "canary": (1, {"BLOCK_FAILED": 2}),
+    }
+
+
 def test_a_rate_is_told_until_it_has_fallen_to_nothing() -> None:
     stats = published(1000)
     stats.succeeded("t7", 10, 1, 1, 0)
