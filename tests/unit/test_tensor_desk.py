@@ -76,7 +76,8 @@ def test_into_a_clients_slot_it_is_one_copy(padded: bool) -> None:
     assert result.tensor.dims == (2, *(OWN if padded else PADDED)[1:])
     assert result.tensor.strides is None
     assert bytes(scene.memory.bytes[: len(right(padded))]) == right(padded)
-    assert scene.copies() == 1
+    out = {"slot": 1, "slot_bytes": len(right(padded)), "message": 0, "message_bytes": 0}
+    assert scene.desk.legs.to_dict()["out"] == {**out, "copies": 1}
 
 
 def test_what_is_small_rides_in_the_message() -> None:
@@ -95,6 +96,17 @@ def test_into_a_message(padded: bool, slot: bool, keep: bool) -> None:
     result = scene.cut(padded, b"slots" if keep else b"plain", slot=slot, keep=keep)
     assert result.place is None and bytes(result.frame) == right(padded)
     assert scene.copies() == (1 if padded or slot or keep else 0)
+
+
+def test_what_has_gaps_is_made_whole_even_where_it_is_most_of_its_frame() -> None:
+    whole = np.arange(8, dtype=np.float32).reshape(2, 4)
+    desc = TensorDesc("float32", (2, 3), None, (4, 1))
+    buffer = SimpleNamespace(desc=desc, memory=memoryview(whole).cast("B"))
+    scene = Scene()
+    result = scene.desk.cut(cast(InBuffer, buffer), 0, 2, b"plain")
+    assert result.frame == whole[:, :3].tobytes()
+    out = {"slot": 0, "slot_bytes": 0, "message": 1, "message_bytes": 24}
+    assert scene.desk.legs.to_dict()["out"] == {**out, "copies": 1}
 
 
 @pytest.mark.parametrize(("rows", "copies"), [(1, 1), (2, 0), (3, 0)])
