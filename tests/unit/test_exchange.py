@@ -138,6 +138,32 @@ def test_what_no_worker_takes_is_answered_and_keeps_nothing(mode: str) -> None:
     assert s.out() == (0, 0, 0)
 
 
+def test_while_it_is_closed_nothing_new_enters() -> None:
+    s = Scene()
+    s.ask(1)
+    s.exchange.closed_because = "the system is draining"
+    s.ask(2)
+    assert s.ends() == ["NOT_READY"]
+    s.exchange.closed_because = ""
+    s.ask(3)
+    assert len(s.items()) == 2
+
+
+@pytest.mark.parametrize("strict", ["", "t", "u", "tu"])
+def test_one_task_that_asks_for_finite_values_is_enough(strict: str) -> None:
+    s = Scene()
+    table = s.exchange.planner.table
+    assert table is not None
+    tasks = {n: replace(t, check_finite=n in strict) for n, t in table.tasks.items()}
+    s.exchange.publish(replace(table, version=9, tasks=tasks))
+    request = wire.Request(bytes(16), ("t", "u"), 1000, TensorDesc("float32", (1, 4)))
+    x = np.array([0, np.nan, 0, 0], np.float32)
+    header = wire.encode_to_dispatcher(request)
+    s.exchange.on_client(CLIENT, [zmq.Frame(header), zmq.Frame(x.tobytes())])
+    assert s.ends() == (["NON_FINITE_INPUT"] * 2 if strict else [])
+    assert len(s.items()) == (0 if strict else 1)
+
+
 def test_a_frame_counts_until_its_request_has_ended() -> None:
     s = Scene("zeromq")
     s.ask(1)
