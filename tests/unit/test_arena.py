@@ -198,8 +198,9 @@ def test_a_reader_without_a_descriptor_is_short_of_one(
 
 
 def test_a_missing_directory_is_a_typed_error(run_dir: Path) -> None:
-    with pytest.raises(SystemError_):
+    with pytest.raises(SystemError_) as info:
         Arena.create(run_dir / "nowhere", 7, MIB, slots=1)
+    assert info.value.code == "INTERNAL" and "cannot create the arena" in info.value.message
 
 
 @pytest.mark.parametrize("word", range(7))
