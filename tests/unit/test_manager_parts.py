@@ -76,6 +76,7 @@ class TestPublication:
 
     def test_a_hung_dispatcher_is_killed_once(self) -> None:
         p, _ = self.begin()
+        assert p.deadline() == 10 * S and p.tick(10 * S - 1) == []
         assert p.tick(10 * S) == [Kill(99)]
         assert p.tick(20 * S) == []
 

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from blockflow.control import routes
-from blockflow.control.routes import served_contract, task_routes
+from blockflow.control.fleet import Role
+from blockflow.control.routes import build_tables, served_contract, task_routes
 from blockflow.control.shares import ShareBook
-from tests.control_rig import topology
+from blockflow.core.lifecycle import State
+from blockflow.core.routing import RouteTable
+from tests.control_rig import World, topology
 
 TASKS = {"t": ["a", "b"], "u": ["a", "b"], "v": ["a", "c"]}
 
@@ -60,3 +63,30 @@ def test_another_topology_has_its_own() -> None:
     other = replace(made, tasks={"t": made.tasks["v"]})
     assert [r.path for r in task_routes(other, book("t")).values()] == [("a", "c")]
     assert made == replace(made), "what was worked out is no part of it"
+
+
+def tables(world: World) -> tuple[RouteTable, RouteTable]:
+    crew, made = world.brain.crew, world.brain.realm.topology
+    assert crew.dispatcher is not None
+    return build_tables(1, 9, made, crew.fleet, crew.dispatcher, {}, ShareBook())
+
+
+def workers(table: RouteTable) -> set[str]:
+    return {r.worker for r in table.stages.values()}
+
+
+def test_who_is_to_come_is_nowhere_and_who_retires_takes_nothing_new() -> None:
+    world = World(cores=4).up()
+    blocks = [{"name": "a", "replicas": 3}, {"name": "b", "mode": "zeromq"}]
+    world.apply(blocks, {"t": ["a", "b"]})
+    first, second, third = (r for r in world.brain.crew.fleet if r.spec.name == "a")
+    second.role, third.role = Role.CANDIDATE, Role.RETIRING
+    transit, admission = tables(world)
+    assert workers(transit) == {"dispatcher", "a#0", "a#2", "b#0"}
+    assert workers(admission) == {"dispatcher", "a#0", "b#0"}
+    slots = {r.worker: r.slots for r in admission.stages.values()}
+    assert slots["b#0"] == 0 < slots["a#0"] == first.spec.full_slots
+    assert admission.down == {}
+    # One that retires brings nothing back.
+    first.life.state, first.given_up = State.FAILED, "5 crashes"
+    assert tables(world)[1].down == {"a": "it was given up: 5 crashes"}

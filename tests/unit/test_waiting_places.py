@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
-from recovery_rig import World, codes, done
+from recovery_rig import World, codes, done, message
 
 from blockflow.dispatcher.entry import SendAgain
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.waiting import WaitingRoom
+from tests.unit.test_waiting import ask, canaries, publish
 
 
 def room(*clients: str, charged: int = 1) -> WaitingRoom:
@@ -51,3 +54,36 @@ def test_what_is_larger_than_an_update_allows_ends() -> None:
     w = World(head_a=[2])
     entry = w.admit("a", rows=3)
     assert w.publish(epoch=2, max_rows=3, **workers) == [SendAgain(entry)]
+
+
+def given_up(planner: Planner, *down: str) -> None:
+    """Workers for "a", and for what of "b" and "c" has not been given up."""
+    publish(planner, *[block for block in "abc" if block not in down])
+    assert planner.table is not None
+    planner.replace(replace(planner.table, down=dict.fromkeys(down, "it was given up")))
+
+
+def test_whose_turn_was_the_canarys_goes_there_though_its_tasks_own_way_is_no_more() -> None:
+    for down in ("b", "bc"):
+        planner, table = canaries("b", "c")
+        entries = ask(planner, table, 20)
+        turns = [e for e in entries if e.plan.turns]
+        assert 8 <= len(turns) <= 12
+        given_up(planner, *down)
+        table.published()
+        if down == "b":
+            assert {e.plan.blocks for e in turns} == {("a", "c")}
+        ended = [e for e in entries if e not in table]
+        assert ended == [e for e in entries if down == "bc" or e not in turns]
+        assert {c for e in ended for c in codes(e)} == {"BLOCK_UNAVAILABLE"}
+
+
+def test_what_may_have_been_done_is_refused_when_its_way_is_known() -> None:
+    w = World(once=["trunk"], head_a=[2])
+    plan = w.planner.way([w.planner.task("a")])
+    given: dict[str, Any] = {"rows": 1, "deadline_ns": 9, "received_ns": 0}
+    given |= {"retained": None, "charged": 1}
+    new = w.table.admit(b"c", b"1" * 16, ("a",), plan, **given)
+    again = w.table.admit(b"c", b"2" * 16, ("a",), plan, again=True, **given)
+    assert w.publish(trunk=[5], head_a=[2]) == [SendAgain(new), *done(again)]
+    assert codes(again) == ["WORKER_LOST"] and "must not run twice" in message(again)
