@@ -11,7 +11,7 @@ import torch
 from blockflow.core.errors import BlockError
 from blockflow.core.routing import RouteTable
 from blockflow.tensormq.channel import Payload
-from blockflow.wire.tensor import TensorDesc
+from blockflow.wire.tensor import Handle, TensorDesc
 from blockflow.worker.parting import Part, next_item
 from tests.unit.test_delivery_books import DISPATCHER, MS, SECOND, Rig, Slots, table
 
@@ -26,6 +26,24 @@ def test_all_rows_of_a_padded_output_are_cut_where_all_are_shorter() -> None:
     whole = Payload(TensorDesc("float32", (2, 3)), memoryview(bytes(24)))
     assert Part(2, 0, 2, [], 0, (2,)).of(whole).desc.dims == (2, 2)
     assert Part(2, 0, 2, [], 0).of(whole) is whole
+
+
+def test_rows_of_a_payload_are_where_they_lie_in_it() -> None:
+    frame = memoryview(bytes(range(48)))
+    whole = Payload(TensorDesc("float32", (4, 3), Handle(1, 2, 3, 4, 64)), frame)
+    part = whole.rows(1, 3)
+    assert part.desc == TensorDesc("float32", (2, 3), Handle(1, 2, 3, 4, 64 + 12))
+    assert part.frame == frame[12:36]
+    cut = whole.rows(1, 3, (2,))
+    assert cut.desc == TensorDesc("float32", (2, 2), Handle(1, 2, 3, 4, 64 + 12), (3, 1))
+    assert cut.frame == frame[12:32]  # from its first element to its last
+    assert Payload(TensorDesc("float32", (4, 3)), None).rows(0, 4).desc.handle is None
+    for start, stop in ((0, 0), (2, 1), (-1, 1), (0, 5)):
+        with pytest.raises(ValueError, match="rows"):
+            whole.rows(start, stop)
+    for shape in ((4,), (0,), (2, 1), ()):
+        with pytest.raises(ValueError, match="cut to"):
+            whole.rows(0, 1, shape)
 
 
 def test_an_output_lies_where_somebody_takes_it_by_handle(rig: Rig) -> None:

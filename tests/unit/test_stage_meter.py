@@ -15,6 +15,7 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.echo import EchoEngine
 from blockflow.worker import stage as module
+from blockflow.worker.copies import InputCopies
 from blockflow.worker.stage import Stage, StageMeter, StageSnapshot
 from blockflow.worker.ticket import Batch
 
@@ -69,6 +70,13 @@ def test_what_was_computed_is_counted_and_its_time_parted() -> None:
     assert [(t.count, t.total) for t in times] == [(1, 3 * MS), (1, 2 * MS), (1, 5 * MS)]
     _, mu, served = meter.snapshot(10 * MS, 0, 0, 1).rates
     assert (mu, served) == (pytest.approx(600), pytest.approx(2 / 5, rel=0.06))  # in five seconds
+
+
+def test_copies_are_counted_with_their_bytes() -> None:
+    counted = InputCopies()
+    for copies, nbytes in ((0, 100), (1, 8), (2, 4)):
+        counted.add(copies, nbytes)
+    assert (counted.copies, counted.nbytes) == (3, 16)
 
 
 def test_what_only_pads_is_what_no_row_has() -> None:
