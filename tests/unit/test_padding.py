@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.repository.convert import convert_block
 from blockflow.repository.echo import save_echo
 from blockflow.repository.export import export_model, export_tree
-from blockflow.repository.padding import length_inputs
+from blockflow.repository.padding import check_padding, length_inputs
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.spec_text import parse_padding
@@ -140,6 +141,22 @@ def test_a_promise_that_does_not_hold(
     assert repository.names() == []
     export_model(model(module, None), repository, prefix="liar", format=TRACED)
     assert repository.info("liar").padding is None
+
+
+@pytest.mark.parametrize("off", [(0.3, 0.1), (0.1, 0.3)])
+def test_the_largest_difference_is_told(off: tuple[float, float]) -> None:
+    spec = TensorSpec("float32", ("rows", "length"), {"length": (1, 4)})
+    xs = [torch.ones(2, n) for n in (2, 3)]
+    pairs = [(x, x + by) for x, by in zip(xs, off, strict=True)]
+
+    def differ(a: Tensor, b: Tensor) -> float:
+        return float((a - b).abs().max())
+
+    contract = Contract(spec, spec)
+    worst = check_padding(lambda x: x, contract, LENGTH, pairs, differ, 0.5, "b")
+    assert worst == pytest.approx(0.3)
+    with pytest.raises(ExportError, match=r"changes the result by 0\.3, allowed is 0\.2"):
+        check_padding(lambda x: x, contract, LENGTH, pairs, differ, 0.2, "b")
 
 
 def test_every_block_that_takes_the_dim_promises_for_itself(repository: BlockRepository) -> None:
