@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.inplace import exported_may_write, script_may_write
+from blockflow.core.inplace import _arguments, _written, exported_may_write, script_may_write
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import export_program
 from blockflow.repository.probe import example_input, probe_bindings
@@ -300,3 +300,19 @@ def test_models_as_they_are_served_are_not_accused(model: Callable[[], LoadedMod
         (source,) = program.graph_signature.user_inputs
         assert not exported_may_write(program.graph_module, str(source))
         assert not exported_may_write(program.module(check_guards=False))
+
+
+def test_the_arguments_of_a_schema_are_told_apart() -> None:
+    """Also where they have commas and brackets of their own."""
+    own = "Tensor(a!) self, int[2] stride=[1, 1], *, Dict(str, Tensor)? more=None, Tensor[](b!) out"
+    for schema in (f"aten::f({own}) -> (Tensor(a!), Tensor)", f"aten::f.x({own}) -> ()"):
+        assert _arguments(schema) == [
+            "Tensor(a!) self",
+            "int[2] stride=[1, 1]",
+            "*",
+            "Dict(str, Tensor)? more=None",
+            "Tensor[](b!) out",
+        ]
+    values = ["self", "stride", "more", "out"]
+    assert _written("aten::f", f"aten::f({own}) -> ()", values) == ["self", "out"]
+    assert _written("aten::g", "aten::g(str text='!', ...) -> ()", values) == []
