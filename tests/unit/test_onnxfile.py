@@ -87,6 +87,25 @@ def test_a_whole_model() -> None:
     refuse_external(memoryview(whole()))
 
 
+@pytest.mark.parametrize(("key", "size"), [(b"\xa1\x06", 8), (b"\xa5\x06", 4)])
+def test_fields_of_a_fixed_size_are_passed_over(key: bytes, size: int) -> None:
+    """Of a number that ONNX does not use, before all else; ``0xff`` would begin a long number."""
+    for content in (bytes(size), b"\xff" * size):
+        refuse_external(key + content + whole())
+        with pytest.raises(ExternalData):
+            refuse_external(key + content + PLACES["a weight"]().SerializeToString())
+        with pytest.raises(NotOnnx, match="ends within"):
+            refuse_external(whole() + key + content[1:])
+
+
+def test_what_is_told_of_a_place_may_be_that_it_is_here() -> None:
+    weight = helper.make_tensor("w", 1, [1], [1.0])
+    weight.data_location = TensorProto.DEFAULT
+    refuse_external(model(initializer=[weight]).SerializeToString())
+    with pytest.raises(NotOnnx, match="unknown kind"):
+        refuse_external(b"\xa3\x06" + whole())
+
+
 def test_the_last_of_two_graphs_is_looked_at_as_well() -> None:
     """Protobuf merges a field that comes twice."""
     with pytest.raises(ExternalData):
