@@ -258,6 +258,8 @@ def test_mappings_cost_no_descriptors_that_stay(run_dir: Path, arena: Arena) -> 
     for _ in range(50):
         ArenaReader.open(run_dir, OWNER)
     assert len(os.listdir("/proc/self/fd")) == before
+    Arena.create(run_dir, OWNER + 1, MIB, slots=1).close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,10 @@ def test_failures_of_many_are_told_in_messages_that_fit(rig: Rig) -> None:
     items = [Item(os.urandom(16), 1, 1, tree, 0, 1, 1000, done) for _ in range(count)]
     rig.delivery.fail(items, BlockError("BLOCK_FAILED", "no"))
     assert set(rig.failures()) == {i.request_id for i in items}
-    assert len(rig.push.sent) > 1
+    assert len(rig.push.sent) > 1 and rig.delivery.undeliverable == 0
+    told = len(rig.push.sent)
+    rig.delivery.fail([], BlockError("BLOCK_FAILED", "no"))
+    assert len(rig.push.sent) == told
 
 
 def test_a_stage_may_run_twice_unless_its_route_says_no(rig: Rig) -> None:

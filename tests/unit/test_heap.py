@@ -120,6 +120,15 @@ def test_what_was_less_once_is_the_least() -> None:
     assert heap.look(now + module.QUIET_NS, START, 0)
 
 
+def test_what_is_in_use_is_not_spare() -> None:
+    heap, now = Heap(START), 100 * SECOND
+    heap.passed(now)
+    kept = module.KEPT_BYTES
+    assert not heap.look(now + module.QUIET_NS, START + 2 * kept, kept)
+    heap.passed(now)
+    assert heap.look(now + module.QUIET_NS, START + 2 * kept + 1, kept)
+
+
 def test_what_is_large() -> None:
     small = bytes(LARGE_BYTES - 1)
     assert not is_large([]) and not is_large([small, small])
