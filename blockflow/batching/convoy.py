@@ -84,15 +84,17 @@ class Convoys:
 
     def arrive(self, query: Query) -> bool:
         """True when ``query`` goes on in the convoy that it landed with."""
-        if query.first or not self._landed:
-            return False
-        # A branch of a path that has just forked travels with the trunk's convoy.
-        convoy = self._of.get(query.key if query.origin is None else query.origin)
-        if convoy is None or convoy not in self._landed:
+        key, origin = query.key, query.origin
+        convoy = self._of.get(key if origin is None else origin)
+        if convoy is None:
             return False  # from another policy's stage, or it has run alone
-        convoy.landed.discard(query.key)
-        convoy.waiting[query.key] = query
-        self._of[query.key] = convoy
+        if origin is None and key in convoy.landed:
+            convoy.landed.remove(key)
+        elif convoy in self._landed:
+            self._of[key] = convoy  # a branch of a path that has just forked: with the trunk's
+        else:
+            return False
+        convoy.waiting[key] = query
         return True
 
     def settle(self) -> list[Convoy]:

@@ -22,21 +22,17 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_LOOK_BACK)
-        self._rows = 0
 
     def add(self, rows: int, now: int) -> None:
-        recent = self._recent
-        if len(recent) == _LOOK_BACK:
-            self._rows -= recent[0][1]
-        recent.append((now, rows))
-        self._rows += rows
+        self._recent.append((now, rows))
 
     def rate(self, now: int) -> float:
         """Rows per nanosecond since the oldest of them, that one not counted."""
         recent = self._recent
         if len(recent) < 2 or now <= recent[0][0]:
             return 0.0
-        return (self._rows - recent[0][1]) / (now - recent[0][0])
+        since, uncounted = recent[0]
+        return (sum([rows for _, rows in recent]) - uncounted) / (now - since)
 
 
 class Lines(NamedTuple):

@@ -21,7 +21,7 @@ class BatchTimes:
 
     Args:
         costs: of the stages.
-        length_of: of a query; None for fixed dims.
+        length_of: of a query, which is None for fixed dims; None where all have these.
         aboard: whom it has already.
 
     Attributes:
@@ -30,14 +30,18 @@ class BatchTimes:
 
     __slots__ = ("_costs", "_length_of", "longest")
 
-    def __init__(self, costs: Costs, length_of: LengthOf, aboard: Iterable[Query] = ()) -> None:
+    def __init__(
+        self, costs: Costs, length_of: LengthOf | None, aboard: Iterable[Query] = ()
+    ) -> None:
         self._costs = costs
         self._length_of = length_of
-        self.longest = max((n for q in aboard if (n := length_of(q)) is not None), default=None)
+        self.longest: int | None = None
+        if length_of is not None:
+            self.longest = max((n for n in map(length_of, aboard) if n is not None), default=None)
 
     def add(self, query: Query) -> None:
         """``query`` is among them."""
-        length = self._length_of(query)
+        length = None if self._length_of is None else self._length_of(query)
         if length is not None and (self.longest is None or length > self.longest):
             self.longest = length
 
@@ -55,7 +59,7 @@ class JoinTimes:
 
     Args:
         costs: of the stages.
-        length_of: of a query; None for fixed dims.
+        length_of: as of :class:`BatchTimes`.
         route_of: the stages that a query has still to run, the present one among them.
         position: of each stage in the worker.
         route: of the newcomers; they join before its ``k``-th stage.
@@ -73,7 +77,7 @@ class JoinTimes:
     def __init__(
         self,
         costs: Costs,
-        length_of: LengthOf,
+        length_of: LengthOf | None,
         route_of: RouteOf,
         position: Mapping[int, int],
         route: Route,

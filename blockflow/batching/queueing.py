@@ -12,8 +12,8 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.meetings import Meetings, Rank
 from blockflow.batching.options import Ascending
-from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run
-from blockflow.batching.predicting import BatchTimes, JoinTimes, in_time
+from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, key_of, rows_of
+from blockflow.batching.predicting import BatchTimes, JoinTimes, LengthOf, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
@@ -74,6 +74,8 @@ class QueueingPolicy(Policy):
         self._meetings = Meetings(self.shares)
         self._arrivals = Arrivals()
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
+        fixed = not any(f.length_dims for f in self.facts.values())
+        self._measure: LengthOf | None = None if fixed else self._length_of
 
     @classmethod
     def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
@@ -205,7 +207,7 @@ class QueueingPolicy(Policy):
         pad_to: tuple[int, ...] = ()
         if self._classes and any(q.shape != first for q in queries):
             pad_to = tuple(map(max, *(q.shape for q in queries)))
-        return Run(queries[0].stage, tuple([q.key for q in queries]), pad_to)
+        return Run(queries[0].stage, tuple(map(key_of, queries)), pad_to)
 
     def _fitting(self, queries: list[Query]) -> list[Query]:
         """Of queries that wait at one stage, as many of the first one's group as the stage is laid
@@ -213,8 +215,8 @@ class QueueingPolicy(Policy):
         of one request that meet again count for its task as two.)"""
         first = queries[0]
         limit = self._max_rows[first.stage]
-        rows = sum([q.rows for q in queries])
-        if rows <= limit and len({q.shape for q in queries}) == 1 and not self._room.capped:
+        fits = sum(map(rows_of, queries)) <= limit
+        if fits and len({q.shape for q in queries}) == 1 and not self._room.capped:
             return queries
         group = self._group_of(first)
         others = [q for q in queries[1:] if self._group_of(q) == group]
@@ -259,20 +261,20 @@ class QueueingPolicy(Policy):
 
     def _times(self, aboard: Iterable[Query] = ()) -> BatchTimes:
         """Of a batch with ``aboard``, to which more queries may be added."""
-        return BatchTimes(self._costs, self._length_of, aboard)
+        return BatchTimes(self._costs, self._measure, aboard)
 
     def _join_times(
         self, route: Route, k: int, aboard: Sequence[Query], now: int, there_ns: int
     ) -> JoinTimes:
         """Of newcomers on ``route`` that catch up with ``aboard``, who are before its ``k``-th
         stage at ``there_ns``."""
-        of, by = self._length_of, self._route
+        of, by = self._measure, self._route
         return JoinTimes(self._costs, of, by, self._position, route, k, aboard, now, there_ns)
 
     def _end_of(self, running: Mapping[int, Query], began_ns: int) -> int:
         """When a batch that began then should be done at its stage, by the profile."""
         queries = list(running.values())
-        rows = sum([q.rows for q in queries])
+        rows = sum(map(rows_of, queries))
         return began_ns + self._times(queries).ns((queries[0].stage,), rows)
 
     def _join_lines(

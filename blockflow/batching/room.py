@@ -19,7 +19,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from blockflow.batching.policy import Query
+from blockflow.batching.policy import Query, rows_of
 from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare
 
@@ -137,8 +137,10 @@ class WaitingRoom:
         waiting = self._groups.get(group)
         if waiting is None:
             waiting = self._groups[group] = _Waiting()
-        task = self._task(query)
-        entry = (query.deadline_ns, query.arrival_ns, query.key, query)
+        key, task = query.key, query.task
+        if not 0 <= task < len(self._shares):
+            task = 0
+        entry = (query.deadline_ns, query.arrival_ns, key, query)
         lane = waiting.lanes.get(task)
         if lane is None:
             waiting.lanes[task] = [entry]
@@ -146,16 +148,18 @@ class WaitingRoom:
             lane.append(entry)
         else:
             insort(lane, entry)
-        waiting.ready[query.key] = query.ready_ns
+        waiting.ready[key] = query.ready_ns
         waiting.rows += query.rows
-        waiting.inner += not query.first
-        self._queries[query.key] = query
+        if not query.first:
+            waiting.inner += 1
+        self._queries[key] = query
         if self.capped:
             self._seen.setdefault(group[0], set()).add(task)
-        if self._backlog[task] == 0:
+        before = self._backlog[task]
+        if before == 0:
             reached = self._reached.get(self._shares[task].priority, 0.0)
             self._virtual[task] = max(self._virtual[task], reached)
-        self._backlog[task] += 1
+        self._backlog[task] = before + 1
 
     def remove(self, key: int) -> Query | None:
         """Take one query away unserved; None when it does not wait here."""
@@ -218,6 +222,7 @@ class WaitingRoom:
         rows = sum([q.rows for q in aboard])
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self.capped else None
+        cost_of = self._costs.of
         order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
@@ -239,7 +244,7 @@ class WaitingRoom:
             if used is not None:
                 used[task] += query.rows
             if at + 1 < len(lane):
-                served += query.rows * self._costs.of(query) / weight[task]
+                served += query.rows * cost_of(query) / weight[task]
                 heapq.heapreplace(order, (first, served, lane[at + 1], task, at + 1))
             else:
                 heapq.heappop(order)
@@ -283,28 +288,32 @@ class WaitingRoom:
         if not picked:
             return
         waiting = self._groups[group]
-        queries, ready = self._queries, waiting.ready
+        queries, ready, lanes = self._queries, waiting.ready, waiting.lanes
+        reached, cost_of, tasks = self._reached, self._costs.of, len(self._shares)
         served: dict[int, list[float]] = {}  # what each query counts for, by task
         for query in picked:
-            key = query.key
+            key, task = query.key, query.task
             del queries[key], ready[key]
-            task = self._task(query)
-            counts = query.rows * self._costs.of(query)
-            waiting.rows -= query.rows
+            counts = query.rows * cost_of(query)
+            if not 0 <= task < tasks:
+                task = 0
             if task in served:
                 served[task].append(counts)
             else:
                 served[task] = [counts]
+        waiting.rows -= sum(map(rows_of, picked))
         for task, each in served.items():
-            share = self._shares[task]
-            self._virtual[task] += sum(each) / share.weight
-            begun = self._virtual[task] - each[-1] / share.weight
-            self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), begun)
-            self._backlog[task] -= len(each)
-            lane = waiting.lanes[task]
-            del lane[: len(each)]
-            if not lane:
-                del waiting.lanes[task]
+            count, weight, priority = len(each), self._weight[task], self._shares[task].priority
+            end = self._virtual[task] = self._virtual[task] + sum(each) / weight
+            begun = end - each[-1] / weight
+            if begun > reached.get(priority, 0.0):
+                reached[priority] = begun
+            self._backlog[task] -= count
+            lane = lanes[task]
+            if count == len(lane):
+                del lanes[task]
+            else:
+                del lane[:count]
         if waiting.inner:
             waiting.inner -= sum([not q.first for q in picked])
         if not ready:

@@ -30,16 +30,19 @@ class RowCosts:
         self._later: dict[int, tuple[int, ...]] = {}
         self._ns: dict[int, float] = {}
         self._cheapest: int | None = None
+        self._found: dict[tuple[int, tuple[int, ...] | None], float] = {}  # since the last batch
         self.count_in(stages)
 
     def count_in(self, stages: Sequence[int]) -> None:
         """These are the stages: all that are measured, though who asks may be told of some only."""
         self._later = {s: tuple(stages[i + 1 :]) for i, s in enumerate(stages)}
+        self._found.clear()
 
     def measured(self, stage: int, rows: int, ns: int) -> None:
         """A batch of so many rows took so long."""
         if len(self._later) < 2 or ns <= 0:
             return
+        self._found.clear()
         each, known = ns / rows, self._ns
         before = known.get(stage, each)
         now = known[stage] = before + _NEW * (each - before)
@@ -53,8 +56,12 @@ class RowCosts:
         """Of one of its rows, here and at the stages ahead."""
         if self._cheapest is None:
             return 1.0
-        known = self._ns
-        ns = known.get(query.stage, 0.0)
-        for stage in self._later[query.stage] if query.ahead is None else query.ahead:
-            ns += known.get(stage, 0.0)
-        return max(1.0, ns / (_ALIKE * known[self._cheapest]))
+        way = query.stage, query.ahead
+        found = self._found.get(way)
+        if found is None:
+            known, (first, ahead) = self._ns, way
+            ns = known.get(first, 0.0)
+            for stage in self._later[first] if ahead is None else ahead:
+                ns += known.get(stage, 0.0)
+            found = self._found[way] = max(1.0, ns / (_ALIKE * known[self._cheapest]))
+        return found

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from enum import StrEnum
+from itertools import repeat
 
 
 class Executor(StrEnum):
@@ -154,11 +155,15 @@ class Pipeline:
         """Whether a batch on ``pair`` could run at ``level``."""
         if self.buffers[level][pair] is not B.AVAILABLE:
             return False
-        if level + 1 == self.levels:
+        after = level + 1
+        if after == self.levels:
             return True
         # Data that rests in the output still waits for the next executor.
-        after = level + 1
-        return self.buffers[after][pair] in (B.AVAILABLE, B.INVALID) and not self._held[after][pair]
+        output = self.buffers[after][pair]
+        return (output is B.AVAILABLE or output is B.INVALID) and not self._held[after][pair]
+
+    def _any_legal(self, level: int) -> bool:
+        return any(map(self.legal, repeat(level), self.pairs))
 
     def enter(self, level: int, avoid: Container[int] = ()) -> int | None:
         """Put a batch before ``level``: the pair that it travels on, None when all are taken."""
@@ -200,7 +205,7 @@ class Pipeline:
     def finish(self, level: int, pair: int) -> None:
         """The batch has run and rests before the next level, if there is one."""
         self._consume(level, pair)
-        more = level + 1 == self.levels or any(self.legal(level, j) for j in self.pairs)
+        more = level + 1 == self.levels or self._any_legal(level)
         self.executors[level] = advance(self.executors[level], E.DONE if more else E.DONE_NONE)
         self._settle()
 
@@ -261,9 +266,7 @@ class Pipeline:
         while moved:
             moved = False
             for level in reversed(range(self.levels)):
-                if self.executors[level] is X.INACTIVE and any(
-                    self.legal(level, j) for j in self.pairs
-                ):
+                if self.executors[level] is X.INACTIVE and self._any_legal(level):
                     self.executors[level] = advance(X.INACTIVE, E.LEGAL)
                     moved = True
                 if self._owed[level] and self.executors[level] is not X.INACTIVE:

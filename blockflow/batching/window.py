@@ -163,12 +163,14 @@ class WindowPolicy(QueueingPolicy):
 
     def _first_there(self, stage: int, batch: _Batch) -> _Batch:
         """Of the parts of ``batch`` the one that waits at ``stage`` longest."""
+        parts = [part for part in self._under_way if part.number == batch.number]
+        if len(parts) == 1:
+            return batch
         first, since = batch, None
-        for part in self._under_way:  # who has just run before those that have rested
-            if part.number == batch.number:
-                for query in part.waiting.values():
-                    if query.stage == stage and (since is None or query.ready_ns <= since):
-                        first, since = part, query.ready_ns
+        for part in parts:  # who has just run before those that have rested
+            for query in part.waiting.values():
+                if query.stage == stage and (since is None or query.ready_ns <= since):
+                    first, since = part, query.ready_ns
         return first
 
     def _with_company(self, convoy: _Batch, mine: list[Query], now: int) -> list[Query]:
