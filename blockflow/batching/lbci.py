@@ -147,6 +147,8 @@ class LbciPolicy(QueueingPolicy):
     def decide(self, now: int, busy: Collection[int] = ()) -> Decision:
         self._convoys.settle()
         self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
+        for batch in self._batches:
+            self._catch_up(batch)
         overtaking = self._overtaking(busy)
         if overtaking:
             return self._begin(now, overtaking)
@@ -170,12 +172,8 @@ class LbciPolicy(QueueingPolicy):
         if batch.running or (newcomers is not None and newcomers.running):
             return None
         if newcomers is not None:
-            here = self._foremost(batch)
             behind = self._foremost(newcomers)
-            if behind is not None and (here is None or self._before(behind, here)):
-                return None if behind in taken else self._go(newcomers, behind)
-            self._convoys.join(batch, list(newcomers.waiting.values()))
-            batch.newcomers = None
+            return None if behind is None or behind in taken else self._go(newcomers, behind)
         stage = self._foremost(batch)
         if stage is None:
             return None
@@ -191,18 +189,34 @@ class LbciPolicy(QueueingPolicy):
                 return self._go(batch.newcomers, joining[0].stage)
         return None if stage in taken else self._go(batch, stage)
 
+    def _catch_up(self, batch: _Batch) -> None:
+        """Newcomers who have caught up travel with the others from now on."""
+        newcomers = batch.newcomers
+        if newcomers is None or newcomers.running or batch.running:
+            return
+        here, behind = self._foremost(batch), self._foremost(newcomers)
+        if behind is None or (here is not None and not self._before(behind, here)):
+            self._convoys.join(batch, list(newcomers.waiting.values()))
+            batch.newcomers = None
+
     def _in_turn(self) -> list[_Batch]:
-        """The batches by age; with several lanes of those that wait at one stage only the one whose
-        turn it is, and then the others."""
+        """The batches by age; with several lanes of those that would run one stage next only the
+        one that has whose turn it is there, and then the others."""
         if self.lanes == 1 or len(self._batches) < 2:
             return self._batches
+        rank = self._meetings.rank
         heads: dict[int, tuple[Rank, _Batch]] = {}
         for batch in self._batches:
-            head = next(iter(batch.waiting.values()), None)
-            if head is not None:
-                rank, found = self._meetings.rank(head), heads.get(head.stage)
-                if found is None or rank < found[0]:
-                    heads[head.stage] = rank, batch
+            stage = self._foremost(batch)
+            if stage is not None:
+                firsts: dict[int, Query] = {}  # of each task, which was its most urgent
+                for query in batch.waiting.values():
+                    if query.stage == stage:
+                        firsts.setdefault(query.task, query)
+                first = min(map(rank, firsts.values()))
+                found = heads.get(stage)
+                if found is None or first < found[0]:
+                    heads[stage] = first, batch
         turns = {id(batch) for _, batch in heads.values()}
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 

@@ -273,3 +273,24 @@ def test_turns_are_taken_as_if_each_ran_alone() -> None:
         meetings.served([first])
         waiting.remove(first)
     assert alone == [0, 1, 0, 0, 1, 0, 1, 1]
+
+
+def test_a_batch_of_lbci_has_the_turn_of_the_most_urgent_in_it() -> None:
+    """Two lanes; the urgent one has joined the younger of two batches that wait for a block."""
+    shares = [TaskShare(), TaskShare(priority=1), TaskShare(priority=2)]
+    spec = {"policy": "lbci", "t_opt_ms": 900}
+    worker = TinyWorker(create_policy(spec, [1, 2, 3], facts_for([1, 2, 3]), shares), {}, lanes=2)
+
+    def enter(key: int, task: int, rows: int = 1) -> None:
+        worker.enter(key, Walk((1, 2, 3)), rows, 4, task, 10_000 * MS, 0)
+        assert worker.decide(0) == Run(1, (key,))
+        worker.finish(-1, 0, fail=False)
+
+    enter(1, 0)
+    assert worker.decide(0) == Run(2, (1,))
+    enter(2, 1, rows=12)  # as many as it takes: nobody joins
+    enter(3, 0)
+    enter(4, 2)  # catches up with that one
+    worker.finish(0, 0, fail=False)
+    assert worker.decide(0) == Run(3, (1,))
+    assert worker.decide(0) == Run(2, (3, 4))
