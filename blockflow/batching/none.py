@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.meetings import Meetings, age
 from blockflow.batching.options import option_problems
-from blockflow.batching.policy import Decision, Policy, Query, Run
+from blockflow.batching.policy import ELSEWHERE, Decision, Policy, Query, Run
 from blockflow.batching.room import Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
@@ -19,11 +19,11 @@ from blockflow.core.errors import Problem
 class NonePolicy(Policy):
     """No batching beyond what a request brings itself.
 
-    Who has come from outside waits in a :class:`WaitingRoom` for its turn. Who has done a stage of
-    this worker goes before them, the oldest first, so that what is under way leaves before
-    newcomers start: its task has had its turn. A stage that is busy keeps only its own queries
-    waiting. With several lanes many may wait for one stage: who comes to it and who begins there
-    have their turns (:class:`~blockflow.batching.meetings.Meetings`).
+    Who has come from outside, or from another policy's stage, waits in a :class:`WaitingRoom` for
+    its turn. Who has done a stage of this policy goes before them, the oldest first, so that what
+    is under way leaves before newcomers start: its task has had its turn. A stage that is busy
+    keeps only its own queries waiting. With several lanes many may wait for one stage: who comes to
+    it and who begins there have their turns (:class:`~blockflow.batching.meetings.Meetings`).
     """
 
     NAME: ClassVar[str] = "none"
@@ -51,7 +51,7 @@ class NonePolicy(Policy):
         return option_problems("policy 'none'", options, {}, path)
 
     def arrive(self, query: Query, now: int) -> None:
-        if query.first:
+        if query.first or query.origin == ELSEWHERE:  # its turn elsewhere is none here
             if self._lone is None and not len(self._room):
                 self._lone = query
                 return

@@ -11,12 +11,13 @@ import pytest
 from policy_rig import facts_for, profile
 
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.policy import Query, Run
+from blockflow.batching.policy import ELSEWHERE, Query, Run
 from blockflow.batching.registry import (
     create_policy,
     largest_batch,
     policy_problems,
 )
+from blockflow.batching.shares import TaskShare
 from blockflow.batching.ways import Ways
 from blockflow.core.errors import TopologyError
 
@@ -169,6 +170,23 @@ def test_none_lets_what_is_under_way_leave_before_newcomers_start() -> None:
         Run(1, (4,)),
         None,
     ]
+
+
+def test_none_gives_those_from_another_policys_block_their_turns() -> None:
+    """They queue here whenever that policy has had the lane, so that age would be all that counts:
+    no priority, and no weight."""
+    shares = [TaskShare(), TaskShare(weight=3.0), TaskShare(priority=1)]
+    policy = create_policy({}, (2, 3), shares=shares)
+    for key in range(9):
+        task = 2 if key == 8 else key // 4
+        query = Query(key, 2, 1, key, 50, 10**12, first=False, task=task, origin=ELSEWHERE)
+        policy.arrive(query, 50)
+    assert policy.decide(60) == Run(2, (8,))
+    policy.done(2, (8,), 70)
+    policy.arrive(Query(8, 3, 1, 8, 70, 10**12, first=False, task=2), 70)
+    assert policy.decide(70) == Run(3, (8,)), "what has begun here goes first"
+    ran = [run.keys[0] // 4 for _ in range(4) if isinstance(run := policy.decide(80), Run)]
+    assert sorted(ran) == [0, 1, 1, 1]
 
 
 def test_none_forgets_what_it_has_run() -> None:
