@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Context
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import Costs, FittedCosts, Route, at
@@ -75,6 +75,27 @@ class _Batch(Convoy):
         self.started_ns = started_ns
         self.may_join = True
         self.newcomers: Convoy | None = None
+
+
+class _Turn(NamedTuple):
+    """The first turn in a batch that waits for a stage, and the tasks of that priority in it."""
+
+    first: Rank
+    tasks: set[int]
+    batch: _Batch
+
+
+def _next_of(waiting: Sequence[_Turn]) -> _Batch:
+    """Of batches that wait for one stage, oldest first, the one with the first turn; but older ones
+    that share a task with it go before it. Else those of a task that rides in others' batches, and
+    so has had more and more, would never have a turn by themselves."""
+    chosen = min(range(len(waiting)), key=lambda i: waiting[i].first)
+    while True:
+        tasks = waiting[chosen].tasks
+        older = next((i for i in range(chosen) if tasks & waiting[i].tasks), None)
+        if older is None:
+            return waiting[chosen].batch
+        chosen = older
 
 
 class LbciPolicy(QueueingPolicy):
@@ -205,7 +226,7 @@ class LbciPolicy(QueueingPolicy):
         if self.lanes == 1 or len(self._batches) < 2:
             return self._batches
         rank = self._meetings.rank
-        heads: dict[int, tuple[Rank, _Batch]] = {}
+        there: dict[int, list[_Turn]] = {}
         for batch in self._batches:
             stage = self._foremost(batch)
             if stage is not None:
@@ -213,11 +234,11 @@ class LbciPolicy(QueueingPolicy):
                 for query in batch.waiting.values():
                     if query.stage == stage:
                         firsts.setdefault(query.task, query)
-                first = min(map(rank, firsts.values()))
-                found = heads.get(stage)
-                if found is None or first < found[0]:
-                    heads[stage] = first, batch
-        turns = {id(batch) for _, batch in heads.values()}
+                ranks = {task: rank(query) for task, query in firsts.items()}
+                first = min(ranks.values())
+                tasks = {task for task, (priority, *_) in ranks.items() if priority == first[0]}
+                there.setdefault(stage, []).append(_Turn(first, tasks, batch))
+        turns = {id(_next_of(waiting)) for waiting in there.values()}
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 
     def _foremost(self, convoy: Convoy) -> int | None:

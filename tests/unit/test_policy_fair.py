@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -294,3 +295,27 @@ def test_a_batch_of_lbci_has_the_turn_of_the_most_urgent_in_it() -> None:
     worker.finish(0, 0, fail=False)
     assert worker.decide(0) == Run(3, (1,))
     assert worker.decide(0) == Run(2, (3, 4))
+
+
+def test_a_batch_of_lbci_keeps_its_turn_while_others_of_its_task_ride_with_urgent_ones() -> None:
+    """Two lanes. Task 1 has eight times the weight, and in each of its batches comes one of task 0:
+    what that has had at the slow block is more and more."""
+    spec = {"policy": "lbci", "t_opt_ms": 900}
+    shares = [TaskShare(), TaskShare(weight=8.0)]
+    worker = TinyWorker(create_policy(spec, [1, 2], facts_for([1, 2]), shares), {}, lanes=2)
+
+    def through_the_first_block(keys: range, tasks: Sequence[int]) -> None:
+        for key, task in zip(keys, tasks, strict=True):
+            worker.enter(key, Walk((1, 2)), 12 // len(keys), 4, task, 10_000 * MS, 0)
+        decision = worker.decide(0)
+        assert isinstance(decision, Run) and decision.stage == 1
+        worker.finish(-1, 0, fail=False)
+
+    through_the_first_block(range(2), [0, 1])
+    assert worker.decide(0) == Run(2, (0, 1))
+    through_the_first_block(range(2, 3), [0])
+    for n in range(10, 50, 2):
+        through_the_first_block(range(n, n + 2), [0, 1])
+        worker.finish(0, 0, fail=False)
+        assert isinstance(worker.decide(0), Run)
+    assert 2 not in worker.waiting
