@@ -27,7 +27,7 @@ from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
 from blockflow.repository.split import split_model
-from blockflow.repository.trace import refuse_more_inputs
+from blockflow.repository.trace import refuse_more_inputs, refuse_result
 from blockflow.repository.tree import in_order, observe, paths_of
 from blockflow.repository.unfold import unfold, unfolds
 
@@ -86,7 +86,7 @@ def export_model(
         example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
         for i, b in enumerate(bindings)
     ]
-    _try_model(loaded, examples[0])
+    refuse_result(_try_model(loaded, examples[0]), "EXPORT_FAILED", loaded.label)
     progress("splitting", 0.0)
     stages: Sequence[nn.Module]
     deeper = partial(unfold, loaded.module, loaded.input, examples) if unfolds(format) else None
@@ -240,13 +240,6 @@ def _chain(
                 if "stride" in e.message and not (first and i == 0):
                     e.where, e.hint = name, _IN_ORDER
                 raise
-        if not isinstance(results[0], Tensor):
-            raise ExportError(
-                "EXPORT_FAILED",
-                f"the model returns a {type(results[0]).__name__}, not one tensor",
-                where=name,
-                hint="name each head as a block of its own (--block name=submodule)",
-            )
         if odd := _odd(results[0]):
             raise ExportError("EXPORT_FAILED", f"the model returns a tensor {odd}", where=name)
         derive = partial(output_dims, stage, taken, tensors[0], name)
@@ -321,7 +314,7 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
     return made
 
 
-def _try_model(loaded: LoadedModel, example: Tensor) -> None:
+def _try_model(loaded: LoadedModel, example: Tensor) -> object:
     refuse_more_inputs(loaded.module, loaded.label)
     with torch.no_grad(), model_errors(loaded, example):
-        loaded.module(example.clone())
+        return loaded.module(example.clone())

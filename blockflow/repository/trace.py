@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Sequence
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.record import record
 from blockflow.repository.traced import Traced, Untraced, first_line
+
+_PLAIN = (type(None), int, float, complex, str, bytes)
+"""What a result may consist of in which there is no tensor."""
 
 
 class _Tracer(fx.Tracer):
@@ -59,6 +63,27 @@ def refuse_more_inputs(module: nn.Module, where: str) -> None:
         )
 
 
+def refuse_result(result: object, code: str, where: str) -> None:
+    """Raises ExportError, of ``code``, when a model has returned anything but one tensor."""
+    if isinstance(result, Tensor):
+        return
+    kind = type(result).__name__.removeprefix("immutable_")  # fx's own dict and list
+    plain = all(isinstance(x, _PLAIN) or _is_numpys(x) for x in tree_leaves(result))
+    raise ExportError(
+        code,
+        f"the model returns {'None' if result is None else f'a {kind}'}, not one tensor",
+        where=where,
+        hint="let its forward return a tensor with a row for each row of the input, made by torch "
+        "operations (no float(), item(), tolist() or numpy())"
+        if plain
+        else "name each head as a block of its own (--block name=submodule)",
+    )
+
+
+def _is_numpys(value: object) -> bool:
+    return type(value).__module__ == "numpy"
+
+
 def trace(
     model: nn.Module, opened: frozenset[str], examples: Sequence[Tensor], several: bool = False
 ) -> Traced:
@@ -102,13 +127,6 @@ def trace(
             hint="control flow that looks at tensors must lie inside a submodule that is not cut; "
             "pt2, the default format, follows what looks at their sizes only",
         ) from e
-    result = traced.values[0][traced.nodes[-1]]
-    if not several and not isinstance(result, Tensor):
-        kind = type(result).__name__.removeprefix("immutable_")  # fx's own dict and list
-        raise ExportError(
-            "NOT_SPLITTABLE",
-            f"the model returns a {kind}, not one tensor",
-            where=where,
-            hint="name each head as a block of its own (--block name=submodule)",
-        )
+    if not several:
+        refuse_result(traced.values[0][traced.nodes[-1]], "NOT_SPLITTABLE", where)
     return traced

@@ -221,6 +221,10 @@ def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None
         (torch.fft.fft, "dtype complex64 cannot travel", "view_as_real"),
         (lambda x: x.to(torch.float8_e5m2), "dtype float8_e5m2 cannot travel", "float32"),
         (lambda x: x[:, :0], "dim 1 has no elements", "output dims"),
+        (lambda x: None, "the model returns None", "let its forward return a tensor"),
+        (lambda x: float(x.sum()), "the model returns a float", "item()"),
+        (lambda x: x.numpy(), "the model returns a ndarray", "numpy()"),
+        (lambda x: (x, {"b": x}), "the model returns a tuple", "--block"),
     ],
 )
 def test_an_output_that_cannot_travel_is_told_what_could(
