@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from blockflow.cli.options import Json, commas, print_json, progress_bar
+from blockflow.cli.options import Json, close_json, commas, progress_bar
 from blockflow.cli.streams import complain
 from blockflow.core.engines import VARIANTS
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockFlowError, RequestError
 
 if TYPE_CHECKING:
     from blockflow.repository.convert import ConvertReport
@@ -49,11 +49,22 @@ def convert(
     kinds = variant_kinds(commas(to) or [""], "--to")
     if tolerance is not None and not isfinite(tolerance):
         raise RequestError("INVALID_REQUEST", f"{tolerance} is no bound", where="--tolerance")
-    made = convert_all(repository, blocks, kinds, calibrate=calibrate, tolerance=tolerance)
+    made: list[ConvertReport] = []
+    failed: BlockFlowError | None = None
+    try:
+        for report in convert_all(
+            repository, blocks, kinds, calibrate=calibrate, tolerance=tolerance
+        ):
+            made.append(report)
+    except BlockFlowError as e:
+        failed = e
     if json_:
-        print_json({"variants": [r.to_dict() for r in made]})
-    else:
+        close_json({"variants": [r.to_dict() for r in made]}, failed)
+        return
+    if made:
         print_variants(made)
+    if failed is not None:
+        raise failed
 
 
 def variant_kinds(kinds: list[str], option: str) -> list[str]:
@@ -76,7 +87,7 @@ def convert_all(
     *,
     calibrate: Path | None = None,
     tolerance: float | None = None,
-) -> list[ConvertReport]:
+) -> Iterator[ConvertReport]:
     """Every kind of every block, in order. Raises as :func:`convert_block`; what is done stays."""
     with progress_bar() as progress:
         progress("loading torch", 0.0)
@@ -86,12 +97,12 @@ def convert_all(
         from blockflow.repository.repository import BlockRepository
         from blockflow.repository.samples import load_samples
 
-        store, workshop, made = BlockRepository(repository), EngineWorkshop(), []
+        store, workshop = BlockRepository(repository), EngineWorkshop()
+        specs = {name: store.info(name).contract.input for name in blocks}
         for name in blocks:
-            spec = store.info(name).contract.input
-            samples = None if calibrate is None else load_samples(calibrate, spec)
-            made += [
-                convert_block(
+            samples = None if calibrate is None else load_samples(calibrate, specs[name])
+            for kind in kinds:
+                yield convert_block(
                     store,
                     name,
                     kind,
@@ -100,9 +111,6 @@ def convert_all(
                     tolerance=tolerance,
                     progress=progress,
                 )
-                for kind in kinds
-            ]
-        return made
 
 
 def print_variants(made: Sequence[ConvertReport]) -> None:

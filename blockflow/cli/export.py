@@ -132,7 +132,8 @@ def export(
                 replace_stored=force,
             )
             if kinds:
-                made = convert_all(repository, [b.name for b in report.blocks], kinds)
+                for variant in convert_all(repository, [b.name for b in report.blocks], kinds):
+                    made.append(variant)
     except BlockFlowError as e:
         failed = e
     stored = {} if report is None else report.to_dict()

@@ -1,0 +1,52 @@
+"""``blockflow convert`` of several blocks: what was made is told, whatever comes after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.cli.main import main
+from blockflow.core.errors import ExportError
+from blockflow.repository.convert import ConvertReport
+from blockflow.repository.repository import BlockRepository
+from tests.unit.test_repository_variants import save_block
+
+
+@pytest.fixture
+def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Blocks ``a`` and ``b``, of which ``b`` cannot be converted."""
+    for name in ("a", "b"):
+        save_block(BlockRepository(tmp_path), name)
+
+    def convert_block(_store: Any, name: str, kind: str, *_: Any, **__: Any) -> ConvertReport:
+        if name == "b":
+            raise ExportError("EXPORT_FAILED", "no such operator", where=name)
+        errors, refused = {"one": 0.0}, {"two": "it differs"}
+        return ConvertReport(name, kind, "0" * 64, 1, errors, refused, 0.1, (), "", "")
+
+    monkeypatch.setattr("blockflow.repository.convert.convert_block", convert_block)
+    return str(tmp_path)
+
+
+def test_what_was_made_before_a_failure_is_told(
+    blocks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "a", "b", "--to", "onnx", "-r", blocks]) == 2
+    told = capsys.readouterr()
+    assert "one: 0.0e+00" in told.out and "a onnx: not for two: it differs" in told.err
+    assert "no such operator" in told.err
+    assert main(["convert", "a", "b", "--to", "onnx", "-r", blocks, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert [v["block"] for v in document["variants"]] == ["a"]
+    assert document["error"]["code"] == "EXPORT_FAILED"
+
+
+def test_a_block_that_is_not_there_is_told_before_anything_is_made(
+    blocks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "a", "c", "--to", "onnx", "-r", blocks, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["variants"] == [] and document["error"]["code"] == "UNKNOWN_BLOCK"
