@@ -302,9 +302,15 @@ _CAUSES: Sequence[tuple[str, str]] = (
         "batch_first=True these are not the rows; torchscript-traced keeps any length",
     ),
     (
+        "Constraints violated (rows)",
+        "the forward takes another way for some numbers of rows, or none, as the guard says, and a "
+        "block takes any: do the same for all (torch.cdist() does with compute_mode="
+        "'donot_use_mm_for_euclid_dist'), and take nothing from a table by x.shape[0]",
+    ),
+    (
         _GUARD,
         "the forward takes another way for some sizes that the contract allows, or none; the guard "
-        "says for which: narrow --range (of rows a block takes any number, at least 1)",
+        "says for which: narrow --range",
     ),
 )
 """What an exporter's message contains -> what the model does, and what helps."""

@@ -208,6 +208,11 @@ def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None
         export_model(model(cuts, "length", longest=40), repo, prefix="cuts")
     assert "narrow --range" in e.value.hint
     export_model(model(cuts, "length", longest=32), repo, prefix="cuts")
+    four, places = TensorSpec("float32", ("rows", 4)), torch.randn(10, 4)
+    far = LoadedModel(Does(lambda x: torch.cdist(x, places)), "m", four)
+    with pytest.raises(ExportError, match="guard") as e:
+        export_model(far, repo, prefix="far")
+    assert "compute_mode" in e.value.hint and "--range" not in e.value.hint
     recurrent = model(Recurrent(), "length", 4, longest=40)
     with pytest.raises(ExportError, match="constant") as e:
         export_model(recurrent, repo, prefix="gru")
