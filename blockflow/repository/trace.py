@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -22,9 +24,21 @@ class _Tracer(fx.Tracer):
     def __init__(self, opened: frozenset[str]) -> None:
         super().__init__()
         self._opened = opened
+        self._autocast = torch.is_autocast_enabled("cpu")
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self._opened
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu") is not self._autocast:
+            raise ExportError(
+                "NOT_SPLITTABLE",
+                "the forward computes under torch.autocast, which belongs to no submodule",
+                where=type(self.root).__name__,
+                hint="with pt2, the default format, cut before or after what is under it; else use "
+                "it inside of submodules that are not cut",
+            )
+        return super().create_proxy(*args, **kwargs)
 
 
 def refuse_open_forward(module: nn.Module, where: str) -> None:

@@ -1,5 +1,7 @@
 """Splitting: where a model may be cut, why it may not, and that the parts make the whole."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -178,6 +180,27 @@ def test_optional_inputs_keep_their_defaults() -> None:
 def test_control_flow_on_tensors() -> None:
     error = refused(Branching(), ["b"])
     assert "cannot be traced" in error.message and error.hint
+
+
+class Autocast(nn.Module):
+    """``a`` computes in bfloat16, as its caller says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.a(x)
+        return self.b(y.float())
+
+
+def test_what_computes_under_autocast_stays_so() -> None:
+    model = Autocast().eval().requires_grad_(False)
+    assert "torch.autocast" in refused(model, ["b"]).message
+    operators = partial(unfold, model, parse_spec("float32[rows,4]"), ROWS)
+    stages = split_model(model, ["b"], ROWS, operators)
+    assert torch.equal(chain(stages, ROWS[1]), model(ROWS[1]))
 
 
 def test_several_outputs() -> None:
