@@ -122,7 +122,10 @@ def _evenly(traced: Traced, seconds: Sequence[float], parts: int) -> _Cut:
         raise ExportError(
             "NOT_SPLITTABLE",
             f"{parts} parts need {parts - 1} cuts, the model has {len(legal)} legal ones",
-            hint="ask for fewer parts",
+            hint="a cut is where one tensor crosses alone, its rows first: ask for fewer parts"
+            if legal
+            else "a cut is where one tensor crosses alone, its rows first (dim 0), and this model "
+            "has no such place: export it whole",
         )
     positions = even_cuts(seconds, legal, parts)
     bounds = [0, *positions, len(seconds)]

@@ -353,7 +353,8 @@ class Pairs(nn.Module):
 
 @pytest.mark.parametrize(("model", "places"), [(Model, 4), (Drops, 0), (Pairs, 1)])
 def test_more_parts_than_places(model: type[nn.Module], places: int) -> None:
-    with pytest.raises(ExportError, match=f"the model has {places} legal ones"):
+    with pytest.raises(ExportError, match=f"the model has {places} legal ones") as e:
         split_evenly(model().eval(), 20, ROWS, torch.randn(1, 4))
+    assert ("export it whole" in e.value.hint) is (places == 0)
     with pytest.raises(ExportError, match="at least one"):
         split_evenly(Model().eval(), 0, ROWS, torch.randn(1, 4))
