@@ -126,6 +126,8 @@ def load_model(
             )
     elif zoo is not None and zoo.padding is not None and not zoo.padding.problem(spec):
         padding = zoo.padding
+    if not -(2**63) <= seed < 2**64:  # or the factory would be blamed
+        raise ExportError("EXPORT_FAILED", f"{seed} is no seed", hint="64 bits hold what is one")
     module = build(zoo.factory if zoo else ref, arguments or {}, seed)
     _refuse_unfinished(module, ref)
     digest = load_weights(module, weights) if weights else None

@@ -270,3 +270,9 @@ def test_what_is_no_version_is_refused_at_once(tmp_path: Path, version: str) -> 
         error = refused("EXPORT_FAILED", call)
         assert "is not a version" in error.message
     assert repository.names() == []
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_seed_that_no_generator_takes_is_told_as_such(seed: int) -> None:
+    assert "is no seed" in refused("EXPORT_FAILED", lambda: load_model("digits", seed=seed)).message
+    assert load_model("digits", seed=seed // 2).seed == seed // 2
