@@ -188,8 +188,8 @@ def in_train_mode(module: nn.Module) -> str:
 
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     """Import ``module:factory`` and call it under a fixed seed; wrappers of torch.compile and
-    DataParallel are taken off what it returns. The current folder stays what it was: paths that the
-    user gave are meant from there.
+    DataParallel are taken off what it returns, and nothing in it is compiled when it runs. The
+    current folder stays what it was: paths that the user gave are meant from there.
 
     Raises:
         ExportError: FACTORY_FAILED with the factory's own reason.
@@ -221,7 +221,20 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
-    return _unwrapped(model)
+    model = _unwrapped(model)
+    for module in model.modules():
+        _run_uncompiled(module)
+    return model
+
+
+def _run_uncompiled(module: nn.Module) -> None:
+    """The export needs nothing of what torch.compile would make in the first runs of ``module``,
+    for each of their dims anew. Names inside stay what they are."""
+    if getattr(module, "_compiled_call_impl", None) is not None:  # by module.compile()
+        module._compiled_call_impl = None
+    if type(module).__module__.startswith("torch._dynamo"):
+        inner: Any = module._orig_mod
+        module.forward = inner.__call__
 
 
 def _refuse_unfinished(module: nn.Module, factory: str) -> None:

@@ -42,6 +42,17 @@ def wrapped() -> nn.Module:
     return compiled
 
 
+def refuses_to_compile(*_: Any) -> Any:
+    raise RuntimeError("it was compiled")
+
+
+def compiled_inside() -> nn.Module:
+    model: Any = plain()
+    model[0] = torch.compile(model[0], backend=refuses_to_compile)
+    model.compile(backend=refuses_to_compile)
+    return nn.Sequential(model)
+
+
 def made_here(name: str, **options: Any) -> LoadedModel:
     return load_model(f"{__name__}:{name}", input_spec=ROW, **options)
 
@@ -90,6 +101,12 @@ def test_a_traced_model_that_was_loaded_from_a_file(tmp_path: Path) -> None:
 
 def test_wrappers_are_taken_off() -> None:
     assert type(made_here("wrapped").module) is nn.Sequential
+
+
+def test_nothing_is_compiled_for_an_export() -> None:
+    x = torch.randn(3, 4)
+    made = made_here("compiled_inside", seed=3).module(x)
+    assert torch.equal(made, made_here("plain", seed=3).module(x))
 
 
 @pytest.mark.parametrize(
