@@ -323,7 +323,9 @@ def _difference(
             f"{lost} of the {expected.numel()} numbers that the model itself gives for a test "
             f"input {list(x.shape)} are NaN or infinite, which equals nothing",
             where=where,
-            hint=told_of(x) + ": a logarithm or a root needs a clamp() in the model, attention one "
+            hint=_only_in_company(job, path[-1], x)
+            or told_of(x)
+            + ": a logarithm or a root needs a clamp() in the model, attention one "
             "position at least that is not masked (a row may be padding alone); else check the "
             "weights",
         )
@@ -337,3 +339,16 @@ def _difference(
             hint=hint,
         )
     return float((y.double() - expected.double()).abs().max())
+
+
+def _only_in_company(job: Job, last: str, x: Tensor) -> str:
+    """A hint where the model makes numbers of a row beside others and not of it alone; else ''."""
+    spec = job.loaded.input
+    beside = {**spec.bind(spec.dtype, x.shape), ROWS: 7}
+    others = example_input(spec, beside, int_below=job.loaded.int_below)
+    if len(x) > 1 or not _model(job, torch.cat([x, others]))[last][:1].isfinite().all():
+        return ""
+    return (
+        "beside other rows it makes numbers of this one: it computes over dim 0 (a std(), "
+        "which one row has not), and a batch holds rows of several clients (docs/blocks.md)"
+    )

@@ -145,6 +145,17 @@ def test_what_is_not_a_number_is_the_models_own(repo: BlockRepository) -> None:
     assert "negative" in error.hint and "clamp()" in error.hint
 
 
+class Standard(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.std(0)
+
+
+def test_what_one_row_alone_has_not_is_no_matter_of_its_numbers(repo: BlockRepository) -> None:
+    error = refused(Standard().eval(), repo, format=TRACED)
+    assert "the model itself gives" in error.message
+    assert "dim 0" in error.hint and "logarithm" not in error.hint
+
+
 class ByRow(nn.Module):
     """As model libraries make masks: torch.vmap over a row, or over positions."""
 
