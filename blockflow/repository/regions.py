@@ -159,7 +159,9 @@ class _Regions:
                 next(iter(entrances)),
                 f"blocks that follow the same block take different tensors of it: {each}",
                 "a block gives one tensor: name what makes the others as blocks of their own, or "
-                "instead of that block the part of it that all of them need",
+                "instead of that block the part of it that all of them need; where one layer makes "
+                "both (an LSTM its outputs and last state), let one follow from the other in the "
+                "forward (outputs[:, -1])",
             )
         return max(common, key=self._position.__getitem__)
 

@@ -169,6 +169,23 @@ def test_one_tensor_crosses(
     assert refused(repo, way, blocks).message.startswith(message)
 
 
+@pytest.mark.parametrize("last", ["state", "output"])
+def test_of_what_a_layer_makes_the_heads_take_one(repo: BlockRepository, last: str) -> None:
+    def way(m: Any, x: Tensor) -> Any:
+        outputs, (state, _) = m.trunk(x.flatten(2))
+        return m.a(state[-1] if last == "state" else outputs[:, -1]), m.b(outputs)
+
+    model = Maps(way)
+    model.trunk = nn.LSTM(16, 8, batch_first=True)  # type: ignore[assignment]
+    loaded = LoadedModel(model.eval(), "maps", MAPS)
+    if last == "output":
+        assert export_tree(loaded, repo, blocks=BLOCKS, format=TRACED).paths
+        return
+    with pytest.raises(ExportError, match="take different tensors") as e:
+        export_tree(loaded, repo, blocks=BLOCKS, format=TRACED)
+    assert "outputs[:, -1]" in e.value.hint
+
+
 def test_a_forward_that_nothing_can_follow(repo: BlockRepository) -> None:
     def way(m: Any, x: Tensor) -> Any:
         h = m.trunk(x).mean((2, 3))
