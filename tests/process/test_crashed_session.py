@@ -16,9 +16,12 @@ FILES = 8
 
 NOTED = """
 import pathlib
+import socket
 import pytest
 @pytest.fixture(autouse=True)
 def noted(request):
+    connection = request.config.failures_db.sock
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "40 ms for each test"
     with open(pathlib.Path(__file__).parent / "ran.txt", "a") as f:
         f.write(request.node.nodeid + "\\n")
 """
@@ -56,8 +59,8 @@ def run(folder: Path, processes: int, *options: str) -> str:
 
 def prepare(folder: Path, dies: dict[int, bool]) -> None:
     """So many files with tests; those that are named die, always or once."""
-    hooks = "from tests.conftest import pytest_testnodedown, pytest_xdist_make_scheduler\n"
-    (folder / "conftest.py").write_text(hooks + NOTED)
+    hooks = ("pytest_configure", "pytest_testnodedown", "pytest_xdist_make_scheduler")
+    (folder / "conftest.py").write_text(f"from tests.conftest import {', '.join(hooks)}\n{NOTED}")
     for n in range(FILES):
         text = DIES.replace("{ALWAYS}", str(dies[n])) if n in dies else PASSES
         (folder / f"test_{n:02}.py").write_text(text)
