@@ -209,7 +209,17 @@ def leak_check() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """For systems and templates whose imports are not what is tested: forks of one interpreter."""
+    from tests.warm_rig import Warm
+
+    made = Warm(tmp_path_factory.mktemp("warm") / "socket")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[Launcher]:
     """A template for all systems and workers that need none of their own: its imports take seconds.
 
     Whoever arms failpoints, kills the template or looks at its memory has another one.
@@ -219,19 +229,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
     no_blocks = tmp_path_factory.mktemp("repository")  # the rest of the rehearsal is the same
     template = TemplateLauncher(rehearsals=[(REHEARSAL, {"repository": str(no_blocks)})])
-    template.start()  # now: it keeps the environment that it is started with
+    with warm.spawning():
+        template.start()  # now: it keeps the environment that it is started with
     yield template
     template.close()
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """For systems and templates whose imports are not what is tested: forks of one interpreter."""
-    from tests.warm_rig import Warm
-
-    made = Warm(tmp_path_factory.mktemp("warm") / "socket")
-    yield made
-    made.close()
 
 
 def private_root(base: Path) -> tuple[Path, str, int]:
