@@ -83,10 +83,11 @@ def whose_output_takes_nothing(
         process.communicate()
 
 
-def test_state_of_a_killed_system_comes_back(root: Path) -> None:
+def test_state_of_a_killed_system_comes_back(root: Path, warm: Warm) -> None:
     """It leaves no trace but that; nor does one that ends in order, though nobody has seen of it
-    what it said."""
-    with up(root, "--topology", str(root / "topology.json")) as (process, ready):
+    what it said. That one starts from nothing."""
+    options = ("--topology", str(root / "topology.json"))
+    with up(root, *options, start=warm.popen) as (process, ready):
         assert ready["event"] == "ready" and ready["pid"] == process.pid and ready["epoch"] == 1
         assert [a.split(":")[0] for a in ready["clients"]] == ["tcp", "ipc"]
         run_dir = Path(ready["run_dir"])
