@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from blockflow.bench.demo.blocks import FULL, INPUT, SHARED
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from tests.warm_rig import Warm
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -34,17 +37,24 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
-def run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def run(
+    *args: str, start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen, **more: str
+) -> subprocess.CompletedProcess[str]:
+    process = start(
         command(*args),
         cwd=ROOT,
         env=environment(**more),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=RUN_S,
-        check=False,
     )
+    with process:
+        try:
+            output, errors = process.communicate(timeout=RUN_S)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(args, process.returncode, output, errors)
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -94,12 +104,13 @@ def test_the_demo_measures_and_leaves_nothing_behind(
 
 
 def test_a_kept_system_serves_on_until_it_is_stopped(
-    demo_run: tuple[Path, dict[str, Any]], tmp_path: Path
+    demo_run: tuple[Path, dict[str, Any]], tmp_path: Path, warm: Warm
 ) -> None:
     folder, _ = demo_run
+    forked = partial(run, start=warm.popen)
     scratch = {"TMPDIR": str(tmp_path)}
     kept = document(
-        run(
+        forked(
             *("demo", "--json", "--keep", "--reuse", *SMALL, "--rest-port", "0"),
             *("--client-port", "0", "--repository", str(folder / "blocks")),
             *("--results", str(tmp_path)),
@@ -109,25 +120,27 @@ def test_a_kept_system_serves_on_until_it_is_stopped(
     at = {"BLOCKFLOW_URL": kept["rest"], "BLOCKFLOW_ADDRESS": kept["clients"]}
     try:
         assert kept["left_behind"] is None
-        answer = document(run("infer", "digit", "parity", "high", "--random", "--json", **at))
+        answer = document(forked("infer", "digit", "parity", "high", "--random", "--json", **at))
         assert set(answer["results"]) == {"digit", "parity", "high"}
-        tasks = json.dumps(document(run("topology", "--json", **at)))
+        tasks = json.dumps(document(forked("topology", "--json", **at)))
         assert "head_digit" in tasks
     finally:
-        stopped = run("stop", "--yes", **at)
+        stopped = forked("stop", "--yes", **at)
     assert stopped.returncode == 0, stopped.stderr
     # That all of its processes end is what the session's leak check waits for.
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_demo_takes_its_system_along(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_demo_takes_its_system_along(
+    tmp_path: Path, number: signal.Signals, warm: Warm
+) -> None:
     """The blocks are echoes with the demo's names: nothing has to be imported to load them."""
     repository = BlockRepository(tmp_path / "blocks")
     for name in (*SHARED, *FULL):
         save_echo(repository, name, INPUT)
     run_root = tmp_path.parent / f"r{number.value}"  # short: socket paths are limited
     run_root.mkdir(mode=0o700)
-    process = subprocess.Popen(
+    process = warm.popen(
         command(
             *("demo", "--reuse", "--requests", "100000", "--repository", str(repository.root)),
             *("--results", str(tmp_path)),
