@@ -306,18 +306,29 @@ def test_serving_goes_on_while_the_manager_is_away_or_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "status", "runs"), [(0, 9, 0, 1), (75, 0, 0, 2), (75, 1, 1, 2), (1, 0, 1, 1)]
+    ("lint", "collection", "first", "then", "status", "runs"),
+    [
+        (0, 0, 0, 9, 0, 1),
+        (0, 0, 75, 0, 0, 2),
+        (0, 0, 75, 1, 1, 2),
+        (0, 0, 1, 0, 1, 1),
+        (2, 0, 0, 0, 2, 0),
+        (0, 4, 0, 0, 4, 0),
+    ],
 )
-def test_ci_runs_chaos_again_for_lateness_alone(
-    tmp_path: Path, first: int, then: int, status: int, runs: int
+def test_ci_runs_chaos_again_for_lateness_alone_and_not_on_what_is_broken(
+    tmp_path: Path, lint: int, collection: int, first: int, then: int, status: int, runs: int
 ) -> None:
     """With stand-ins for make and the interpreter: the script is what is tested."""
     root = Path(__file__).resolve().parents[2]
     calls = tmp_path / "calls"
-    script = (
-        f'#!/bin/sh\necho x >> {calls}\n[ "$(wc -l < {calls})" = 1 ] && exit {first}\nexit {then}\n'
+    calls.touch()
+    python = (
+        f'#!/bin/sh\ncase "$*" in *--collect-only*) exit {collection};; esac\n'
+        f'echo x >> {calls}\n[ "$(wc -l < {calls})" = 1 ] && exit {first}\nexit {then}\n'
     )
-    for name, text in ((".venv/bin/python", script), ("bin/make", "#!/bin/sh\nexit 0\n")):
+    make = f'#!/bin/sh\n[ "$1" = lint ] && exit {lint}\nexit 0\n'
+    for name, text in ((".venv/bin/python", python), ("bin/make", make)):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
