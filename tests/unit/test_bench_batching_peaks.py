@@ -60,6 +60,17 @@ def test_a_rate_whose_probes_disagree_is_decided_by_a_third() -> None:
     assert search.found.value < search.found.high == 100.0
 
 
+def test_a_search_whose_only_rate_turns_out_too_high_goes_on_below() -> None:
+    """Seen: the last of all probes said so, and the arm was told to have kept the bound in none."""
+    search = Search(100.0, 5, confirming=2)
+    while not search.done:
+        search.tell(search.rate < 90.0 or search.made == 0)
+    assert search.made > 7
+    assert search.confirmed
+    assert search.found is not None
+    assert search.found.value < 90.0 < search.found.high <= 100.0
+
+
 @pytest.mark.parametrize("lie", range(8))
 @pytest.mark.parametrize("start", [70.0, 95.0, 130.0])
 def test_one_disturbed_probe_neither_makes_a_peak_nor_caps_it(start: float, lie: int) -> None:
@@ -100,6 +111,21 @@ def test_an_arm_that_never_keeps_the_bound_has_missed_its_aim() -> None:
     share = searches[DVABATCH].beside(Interval(100.0, 90.0, 110.0, 5))
     assert (share.value, share.low) == (0.0, 0.0)
     assert share.high < 0.9
+
+
+def test_nor_from_one_that_held_and_failed_again_wherever_it_was_probed() -> None:
+    search = Search(100.0, 1)
+    while not search.done:
+        search.tell(search.made == 0)
+    assert search.found is None
+    assert search.held
+    assert not search.sure
+    searches = {ZEROBATCH: searched(50.0, 40.0, 8), DVABATCH: search}
+    found = peak_figures(LOAD, searches, 300.0, [ZEROBATCH], {DVABATCH: 1.0})
+    (ratio,) = [g for g in found if g.name == f.PEAK_RATIO]
+    assert ratio.labels["verdict"] == "within noise"
+    (why,) = [g for g in found if g.name == f.NOTE and g.mode.startswith(DVABATCH)]
+    assert "nothing is concluded" in why.mode
 
 
 def told(search: Search, *held: bool) -> None:

@@ -30,6 +30,8 @@ chance."""
 _TWICE = 2
 _AFTER = 2
 """Probes that a search gets anew when a rate has turned out otherwise than it seemed at first."""
+_FROM_BELOW = 4
+"""Probes that it may add when no rate is left that holds: below, between, and both again."""
 _SEED = 100
 
 
@@ -111,6 +113,8 @@ class Search:
         self.made += 1
         if len(told) > _TWICE and held != told[0]:
             self._bracketing = max(self._bracketing, self.made + _AFTER)
+            if self.holds is None:
+                self._most = max(self._most, self.made + _FROM_BELOW)
 
     @property
     def found(self) -> Interval | None:
@@ -133,7 +137,12 @@ class Search:
     def sure(self) -> bool:
         """Whether something may be concluded: the bracket is confirmed, or none of all the probes
         held."""
-        return self.confirmed or (self.holds is None and self.done)
+        return self.confirmed or (self.done and not self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether any probe has, even if others at its rate have not."""
+        return any(map(any, self._told.values()))
 
     @property
     def _torn(self) -> float | None:
@@ -216,8 +225,11 @@ def peak_figures(
         for arm, p in peaks.items()
     ]
     for arm, search in searches.items():
-        if arm not in peaks:
+        if arm not in peaks and not search.held:
             out.append(note(experiment, f"{arm} kept the bound in none of the probes for its peak"))
+        elif arm not in peaks:
+            text = f"{arm} kept the bound at no rate more often than not"
+            out.append(note(experiment, f"{text}: nothing is concluded from its probes"))
         elif not search.confirmed:
             text = f"{arm}'s peak lies in a bracket whose ends were not both found in two probes"
             out.append(note(experiment, f"{text}: nothing is concluded from it"))
