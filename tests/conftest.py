@@ -38,6 +38,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nor are its processes alone with the cores: threads of OpenMP that spin while others wait for
 # theirs double what training and exports take. (Workers have one thread unless they are told.)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Nor do tests ask the system that the shell of whoever runs them is set up for.
+for _setting in (
+    "BLOCKFLOW_URL",
+    "BLOCKFLOW_ADDRESS",
+    "BLOCKFLOW_TOKEN_FILE",
+    "BLOCKFLOW_CA_FILE",
+    "BLOCKFLOW_CLIENT_KEYS",
+    "BLOCKFLOW_SERVER_KEY",
+    "BLOCKFLOW_KEYS",
+    "BLOCKFLOW_DEBUG",
+    "COLUMNS",
+    "LINES",
+):
+    os.environ.pop(_setting, None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
