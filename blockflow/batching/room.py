@@ -138,7 +138,7 @@ class WaitingRoom:
         if waiting is None:
             waiting = self._groups[group] = _Waiting()
         key, task = query.key, query.task
-        if not 0 <= task < len(self._shares):
+        if not 0 <= task < len(self._shares):  # :meth:`_task`, without a call for each query
             task = 0
         entry = (query.deadline_ns, query.arrival_ns, key, query)
         lane = waiting.lanes.get(task)
@@ -295,7 +295,7 @@ class WaitingRoom:
             key, task = query.key, query.task
             del queries[key], ready[key]
             counts = query.rows * cost_of(query)
-            if not 0 <= task < tasks:
+            if not 0 <= task < tasks:  # the same
                 task = 0
             if task in served:
                 served[task].append(counts)
