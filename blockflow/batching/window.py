@@ -111,25 +111,19 @@ class WindowPolicy(QueueingPolicy):
     def _in_turn(self, now: int, busy: Collection[int]) -> Run | None:
         """With several lanes many may wait at one stage: their tasks' turns decide, and not the age
         of their batches. Of those whose turn it is somewhere, the oldest batch's goes on."""
-        rank = self._meetings.rank
-        there: dict[int, dict[int, tuple[Query, int]]] = {}  # of each stage: the oldest, by task
-        spread: dict[int, tuple[int, int]] = {}  # the oldest and the youngest batch
+        there: dict[int, list[int]] = {}  # of each stage: the batches that wait there
         for i, batch in enumerate(self._under_way):
-            for query in batch.waiting.values():
-                if query.stage not in busy:
-                    heads = there.setdefault(query.stage, {})
-                    known = heads.get(query.task)
-                    if known is None or age(query) < age(known[0]):
-                        heads[query.task] = query, i
-                    oldest, _ = spread.get(query.stage, (batch.number, 0))
-                    spread[query.stage] = oldest, batch.number
+            for stage in {q.stage for q in batch.waiting.values()}.difference(busy):
+                there.setdefault(stage, []).append(i)
         if not there:
             return None
-        first = [min(heads.values(), key=lambda entry: rank(entry[0])) for heads in there.values()]
-        head, i = min(first, key=lambda entry: (entry[1], self._position[entry[0].stage]))
-        stage, group = head.stage, self._group_of(head)
-        if len(there[stage]) == 1 or len(set(spread[stage])) == 1:
+        met = {s: self._whose_turn(s, found) for s, found in there.items() if len(found) > 1}
+        turn = {s: met[s][1] if s in met else found[0] for s, found in there.items()}
+        stage = min(turn, key=lambda s: (turn[s], self._position[s]))
+        head, i, apart = met.get(stage, (None, turn[stage], False))
+        if head is None or not apart:
             return self._go(self._under_way[i], stage, now)
+        group = self._group_of(head)
         waiting = [
             (query, batch.number)
             for batch in self._under_way
@@ -142,6 +136,20 @@ class WindowPolicy(QueueingPolicy):
         queries = [q for q, _ in waiting if q.key in chosen]  # as they lie side by side
         self._convoys.join(part, queries)
         return self._start(part, queries, now)
+
+    def _whose_turn(self, stage: int, batches: Sequence[int]) -> tuple[Query, int, bool]:
+        """Of several batches, or parts of them, that wait at ``stage``: the query whose turn it is,
+        in which of them it is, and whether they are of several tasks and batches."""
+        rank, heads = self._meetings.rank, dict[int, tuple[Query, int]]()
+        for i in batches:
+            for query in self._under_way[i].waiting.values():
+                if query.stage == stage:
+                    known = heads.get(query.task)
+                    if known is None or age(query) < age(known[0]):
+                        heads[query.task] = query, i
+        head, i = min(heads.values(), key=lambda entry: rank(entry[0]))
+        oldest, youngest = (self._under_way[batches[at]].number for at in (0, -1))
+        return head, i, len(heads) > 1 and oldest != youngest
 
     def _go(self, convoy: _Batch, stage: int, now: int) -> Run:
         convoy = self._first_there(stage, convoy)
