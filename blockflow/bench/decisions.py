@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,16 +46,22 @@ _FAR = 10**15
 DECISION, TURN = "decision", "turn"
 
 
-def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) -> list[Figure]:
+def measure(
+    spec: Mapping[str, Any], queued: int, tasks: int, decisions: int, lanes: int = 1
+) -> list[Figure]:
     """CPU time of ``decide`` and of whole turns while ``queued`` queries wait, over whole lives of
     batches.
 
-    Time goes on by the profile, virtually; each query that leaves is followed by a new one.
+    Time goes on virtually; each query that leaves is followed by a new one. With several ``lanes``
+    as many batches run, of one stage as well, where the policy takes that.
 
     Returns:
         the decision and the turn, in microseconds each.
     """
     policy, now, key = _policy(spec, tasks), 0, 0
+    policy.lanes = lanes
+    running: deque[Run] = deque()
+    under_way: dict[int, Query] = {}
     clock = _Clock()
     deciding: list[float] = []
     turns: list[float] = []
@@ -70,13 +77,19 @@ def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) ->
             for query in new:
                 policy.arrive(query, now)
         told = clock.take()
+        busy = () if policy.SIDE_BY_SIDE else {run.stage for run in running}
         with clock:
-            decision = policy.decide(now)
+            decision = policy.decide(now, busy)
         deciding.append(clock.take())
         if isinstance(decision, Run):
+            running.append(decision)
+            rows.append(len(decision.keys))
+            under_way |= {one: waiting.pop(one) for one in decision.keys}
+        if len(running) == lanes or (running and not isinstance(decision, Run)):
             now += _MS
-            stage, keys = decision.stage, decision.keys
-            ran = [waiting.pop(one) for one in keys]
+            oldest = running.popleft()
+            stage, keys = oldest.stage, oldest.keys
+            ran = [under_way.pop(one) for one in keys]
             on = [
                 query._replace(stage=stage + 1, ready_ns=now, first=False)
                 for query in (ran if stage < STAGES[-1] else ())
@@ -87,7 +100,6 @@ def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) ->
                 for query in on:
                     policy.arrive(query, now)
             told += clock.take()
-            rows.append(len(keys))
         elif isinstance(decision, WaitUntil):
             now = decision.at_ns
         turns.append(deciding[-1] + told)
@@ -95,7 +107,7 @@ def measure(spec: Mapping[str, Any], queued: int, tasks: int, decisions: int) ->
     return [
         Figure(
             name,
-            policy_name(spec),
+            policy_name(spec) + (f", {lanes} lanes" if lanes > 1 else ""),
             None,
             None,
             None,
@@ -171,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.decisions")
     parser.add_argument("--queued", type=int, default=64, help="queries in the queue")
     parser.add_argument("--tasks", type=int, default=8, help="tasks that share the block")
+    parser.add_argument("--lanes", type=int, default=1, help="batches that run at once")
     parser.add_argument("--decisions", type=int, default=4000, help="decisions per policy")
     parser.add_argument(
         "--policy",
@@ -184,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = [
         figure
         for spec in options.policy or SPECS
-        for figure in measure(spec, options.queued, options.tasks, options.decisions)
+        for figure in measure(spec, options.queued, options.tasks, options.decisions, options.lanes)
     ]
     title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"
     console.print(figure_table(title, figures))

@@ -241,7 +241,7 @@ def test_each_policy_takes_its_turn_alone() -> None:
     assert all("verdict" in labels for arm, labels in alone.items() if arm != cost.AGAIN)
     for name in (DECISION, TURN):
         spent = [g for g in found if g.name == name]
-        assert len(spent) == len(SPECS)
+        assert [g.mode for g in spent] == [*map(decisions.policy_name, SPECS), "window, 2 lanes"]
         assert all(g.labels["verdict"] in ("met", "missed") for g in spent)
 
 
@@ -263,9 +263,10 @@ def test_equal_arms_that_lie_apart_decide_nothing(apart: float, verdict: str) ->
     assert one.labels["verdict"] == verdict
 
 
-def test_a_turn_takes_longer_than_its_decision() -> None:
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_turn_takes_longer_than_its_decision(lanes: int) -> None:
     for spec in SPECS:
-        decision, turn = decisions.measure(spec, 16, 2, 200)
+        decision, turn = decisions.measure(spec, 16, 2, 200, lanes)
         assert (decision.name, turn.name) == (DECISION, TURN)
         assert turn.value > decision.value > 0
         assert turn.n == decision.n == 200

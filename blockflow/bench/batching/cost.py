@@ -22,6 +22,8 @@ ALONE_GOAL = 1.02
 AGAIN = "none, again"
 """The same policy as the base: how far apart two equal things look in this run."""
 _BURST = 12
+_LANES = 2
+"""Of the policy that runs batches of one block side by side."""
 _NONE = decisions.policy_name({"policy": "none"})
 _PLACE = 3
 
@@ -34,8 +36,9 @@ def measure(ladder: Ladder, count: int) -> list[Figure]:
 def _decisions(count: int) -> list[Figure]:
     """The aim is one for a decision; the turn around it is held to the same number, apart."""
     out = []
-    for spec in decisions.SPECS:
-        for found in decisions.measure(spec, QUEUED, TASKS, count):
+    cases = [*((spec, 1) for spec in decisions.SPECS), ({"policy": "window"}, _LANES)]
+    for spec, lanes in cases:
+        for found in decisions.measure(spec, QUEUED, TASKS, count, lanes):
             verdict = judge_value(found.value, DECISION_GOAL_US)
             more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
             out.append(replace(found, labels={**found.labels, **more}))
