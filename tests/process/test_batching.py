@@ -79,28 +79,32 @@ def test_a_window_waits_for_company_and_no_longer(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "last"),
     [
-        {"policy": "lbci", "t_opt_ms": 2000},
-        {"policy": "dvabatch", "buffer_pairs": 2},
-        {"policy": "dvabatch", "policies": ["load", "operator"]},
+        ({"policy": "window"}, 2),
+        ({"policy": "lbci", "t_opt_ms": 2000}, 1),
+        ({"policy": "dvabatch", "buffer_pairs": 2}, 1),
+        ({"policy": "dvabatch", "policies": ["load", "operator"]}, 1),
     ],
-    ids=["lbci", "dvabatch", "dvabatch-operator"],
+    ids=["window", "lbci", "dvabatch", "dvabatch-operator"],
 )
-def test_newcomers_join_a_batch_under_way(rig: Rig, policy: Mapping[str, Any]) -> None:
-    """A chain in one worker: requests come in the middle of others; each gets its own answer."""
-    blocks = {n: echo(rig, f"s{n}", delay_ms=20) for n in (1, 2, 3)}
+def test_newcomers_join_a_batch_under_way(rig: Rig, policy: Mapping[str, Any], last: int) -> None:
+    """A chain in one worker: who comes while one request is in the middle of it runs the first
+    blocks after it, and the last one with it. A window, which is closed, runs all of them apart."""
+    blocks = {n: echo(rig, f"s{n}", delay_ms=600 if n == 2 else 10) for n in (1, 2, 3)}
     # Batches cost what one row costs, and a fixed time is half of it: joining pays.
     costs = {1: 20.0, 2: 20.5, 4: 21.0, 8: 22.0, 16: 24.0, 32: 28.0}
     launch = {"policy": dict(policy), "profile": profile(blocks[1], costs), "max_rows": 32}
     rig.start(11, blocks, stage=launch, monitor_hz=50.0)
     rig.publish()
-    sent: dict[bytes, float] = {}
-    for k in range(40):
+    sent = {rig.send(rows_of(0), [1, 2, 3])[0]: 0.0}
+    while rig.expect(Stats, 11).stages[0]["batches"] == 0:
+        pass
+    for k in range(1, 9):
         sent[rig.send(rows_of(k, 1 + k % 3), [1, 2, 3])[0]] = float(k)
     answers(rig, sent)
-    found = batches(rig, 11, sum(1 + k % 3 for k in range(40)))
-    assert all(count < 40 for count in found.values())
+    found = batches(rig, 11, 1 + sum(1 + k % 3 for k in range(1, 9)))
+    assert found == {"s1": 2, "s2": 2, "s3": last}
 
 
 def test_who_is_run_again_alone_has_the_time_out_for_himself(rig: Rig) -> None:
