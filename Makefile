@@ -154,4 +154,4 @@ bench-docs: $(VENV)/.ready
 
 clean:
 	@rm -rf $(VENV) build dist results .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis blockflow.egg-info
-	@find blockflow tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find blockflow tests tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
