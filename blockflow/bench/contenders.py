@@ -47,6 +47,7 @@ CONTENDERS: Mapping[str, Contender] = {
         Contender("exported", "exported"),
         Contender("onnxruntime", "onnxruntime"),
         Contender("openvino", "openvino"),
+        Contender("openvino-rows", "openvino", fixed_rows=True),
         Contender("openvino-bf16", "openvino", "bf16"),
         Contender("openvino-bf16-rows", "openvino", "bf16", fixed_rows=True),
         Contender("compiled", "compiled"),

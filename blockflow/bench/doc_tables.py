@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blockflow.bench import (
     gpu_figures,
+    gpu_floor,
     hop_figures,
     overload_figures,
     pipeline_aims,
@@ -115,6 +116,7 @@ TABLES: Mapping[str, Table] = {
     **_tables(
         "gpu",
         "make bench-gpu",
+        floor=gpu_floor.floor_grid,
         latency=gpu_figures.latency_grid,
         clients=gpu_figures.client_grid,
         load=gpu_figures.load_grid,

@@ -30,6 +30,7 @@ from rich.progress import Progress
 from blockflow.bench import pipeline_aims
 from blockflow.bench.bare import BareLink
 from blockflow.bench.calibration import calibrate, calibration_figures, compare
+from blockflow.bench.client_import import import_figure
 from blockflow.bench.contenders import CONTENDERS, Contender, prepare_apart
 from blockflow.bench.in_process import Chain, InProcess, example
 from blockflow.bench.interrupts import orderly
@@ -263,6 +264,8 @@ def measure(
             found = bench.found
         if plan.messages:
             found += bare_messages(root, plan.messages)
+        if plan.starts:
+            found.append(import_figure(plan.starts))
     return [*found, *calibration_figures(compare(begin, calibrate()))]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blockflow.bench.client_import import CLIENT_IMPORT
 from blockflow.bench.grid import Grid
 from blockflow.bench.hop_figures import AIM_GROWTH
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN
@@ -34,7 +35,7 @@ from blockflow.bench.statistics import Interval, judge, judge_value
 from blockflow.bench.worker_start import READY_WITHOUT_LOAD, USS
 
 AIM = "aim"
-WORKER = "one more worker"
+WORKER, CLIENT = "one more worker", "client"
 
 BATCHES = (1, 8, 32)
 AIM_PARTS = 0.05
@@ -155,12 +156,15 @@ def _off(share: Interval) -> Interval:
     return Interval(abs(share.value - 1), low, ends[1], share.n)
 
 
-def _slowest_start(book: Book, _: str) -> Seen | None:
-    figure = next((f for f in book.figures if f.name == READY_WITHOUT_LOAD), None)
-    if figure is None or figure.p99_ms is None:
-        return None
-    slowest = figure.p99_ms
-    return Seen(Interval(slowest, slowest, slowest, figure.n), each=True)
+def _slowest(name: str) -> Look:
+    def look(book: Book, _: str) -> Seen | None:
+        figure = next((f for f in book.figures if f.name == name), None)
+        if figure is None or figure.p99_ms is None:
+            return None
+        slowest = figure.p99_ms
+        return Seen(Interval(slowest, slowest, slowest, figure.n), each=True)
+
+    return look
 
 
 def _largest(book: Book, _: str) -> Seen | None:
@@ -182,10 +186,15 @@ OF_ENGINES: tuple[Aim, ...] = (
 """Judged for every engine."""
 
 OF_WORKERS: tuple[Aim, ...] = (
-    Aim("ready beside load, ms", None, 300.0, "ms", _slowest_start),
+    Aim("ready beside load, ms", None, 300.0, "ms", _slowest(READY_WITHOUT_LOAD)),
     Aim("private memory, MB", None, 20.0, "MB", _largest),
 )
 """Of one more worker, beside its artifact's load, and beside its parameters and buffers."""
+
+OF_CLIENT: tuple[Aim, ...] = (Aim("imported, ms", None, 300.0, "ms", _slowest(CLIENT_IMPORT)),)
+"""Of the SDK in a program that has imported nothing."""
+
+_OF = {**dict.fromkeys(OF_WORKERS, WORKER), **dict.fromkeys(OF_CLIENT, CLIENT)}
 
 
 def _asked(book: Book) -> Iterator[tuple[str, Mapping[str, Any], Aim]]:
@@ -197,7 +206,7 @@ def _asked(book: Book) -> Iterator[tuple[str, Mapping[str, Any], Aim]]:
     for engine, tags in (engines or {"": {}}).items():
         for aim in OF_ENGINES:
             yield engine, tags, aim
-    for aim in OF_WORKERS:
+    for aim in _OF:
         yield "", {}, aim
 
 
@@ -219,7 +228,7 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
         f = book.at(AIM, engine, aim.rows, aim.mode)
         nothing = ("", "", goal_text(aim.goal, at_least=aim.at_least), "", NOT_MEASURED)
         cells = nothing if f is None else verdict_cells(f)
-        of = WORKER if aim in OF_WORKERS else engine
-        rows.append((of, aim.mode, "" if aim.rows is None else str(aim.rows), *cells))
+        of, rows_text = _OF.get(aim, engine), "" if aim.rows is None else str(aim.rows)
+        rows.append((of, aim.mode, rows_text, *cells))
     heads = ("of", "aim", "rows", *VERDICT_HEADS)
     return Grid("Aims", heads, rows, frozenset({"of", "aim", "verdict"}))

@@ -20,6 +20,7 @@ from blockflow.bench.results import (
 )
 from blockflow.bench.statistics import (
     judge,
+    judge_value,
     median_interval,
     noise_of,
     ratio_interval,
@@ -56,6 +57,9 @@ _AIMS: Mapping[tuple[str, int], float] = {
     (ONE_WORKER, 8): 1.02,
 }
 """Most that a way may take of the in-process time, by way and rows, at fp32."""
+
+_NO_COPIES = ("onnxruntime", "openvino")
+"""Engines that are to pass tensors on without copying any, at every precision."""
 
 _THROUGHPUT_AIM = 0.97
 _SHORT = {RATIO: "latency", TO_BOUND: "throughput"}
@@ -298,13 +302,28 @@ def cost_grid(found: Iterable[Figure]) -> Grid:
 
 def aim_grid(found: Iterable[Figure]) -> Grid:
     """The aims of ``make bench-pipeline`` and what this run says of them."""
+    book = Book(found)
     rows = [
         (engine_of(f), str(f.batch), f"{f.mode}: {_SHORT[f.name]}", *verdict_cells(f))
-        for f in found
+        for f in book.figures
         if f.name in _SHORT and "verdict" in f.labels
     ]
+    rows += _copies_judged(book)
     heads = ("engine", "rows", "aim", *VERDICT_HEADS)
     return Grid("Aims", heads, rows, frozenset({"engine", "aim", "verdict"}))
+
+
+def _copies_judged(book: Book) -> list[tuple[str, ...]]:
+    """A count has no interval: one copy is one too many."""
+    rows: list[tuple[str, ...]] = []
+    for engine, batch, way in book.rows_of(COPIES):
+        if way != TENSORMQ or not engine.startswith(_NO_COPIES):
+            continue
+        counts = (book.at(name, engine, batch, way) for name in (COPIES_IN, COPIES))
+        copies = sum(f.value for f in counts if f is not None)
+        cells = (f"{copies:.3f}", "", goal_text(0, at_least=False), "")
+        rows.append((engine, str(batch), f"{way}: copies", *cells, str(judge_value(copies, 0))))
+    return rows
 
 
 VERDICT_HEADS = ("measured", "95%", "goal", "noise", "verdict")
@@ -332,7 +351,7 @@ def _ratio(figure: Figure | None) -> str:
 
 
 def start_grid(found: Sequence[Figure]) -> Grid:
-    """One more worker, and a bare message: figures without a batch size."""
+    """One more worker, the client, a bare message: figures without a batch size."""
     rows = []
     for f in found:
         if f.batch is not None or "engine" in f.labels or "verdict" in f.labels:
@@ -344,7 +363,8 @@ def start_grid(found: Sequence[Figure]) -> Grid:
         unit = f.unit
         rows.append((f.name, ms(first), ms(last), unit, str(f.n)))
     heads = ("figure", "p50", "p90 or largest", "unit", "n")
-    return Grid("One more worker; a bare message", heads, rows, frozenset({"figure", "unit"}))
+    title = "One more worker; the client; a bare message"
+    return Grid(title, heads, rows, frozenset({"figure", "unit"}))
 
 
 def missing_grid(found: Iterable[Figure]) -> Grid:

@@ -112,6 +112,27 @@ def test_there_is_no_aim_for_what_nobody_asked() -> None:
     assert "verdict" not in found[pf.RATIO, pf.AGAIN].labels
 
 
+@pytest.mark.parametrize(
+    ("engine", "counted", "verdict"),
+    [
+        ("onnxruntime", Counted(0.0, 0.0, 8.0), ["met"]),
+        ("openvino-bf16-rows", Counted(0.0, 0.0, 8.0), ["met"]),
+        ("openvino", Counted(0.0, 1.0, 8.0), ["missed"]),
+        ("openvino-bf16", Counted(0.25, 0.0, 8.0), ["missed"]),
+        ("exported", Counted(0.0, 1.0, 8.0), []),
+    ],
+)
+def test_native_engines_are_to_copy_nothing_by_handle(
+    engine: str, counted: Counted, verdict: list[str]
+) -> None:
+    one = Series(8, {**TAGS, "engine": engine})
+    one.counted = {pf.TENSORMQ: counted, pf.ZEROMQ: Counted(1.0, 1.0, 8.0)}
+    rows = pf.aim_grid(one.figures()).rows
+    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
+        (engine, "8", "tensormq: copies", v) for v in verdict
+    ]
+
+
 def test_what_processes_cost_by_themselves_is_told_apart() -> None:
     one = series(1.12)
     one.latency[pf.APART] = [sample(1.10 * s.total, s.compute) for s in one.latency[pf.IN_PROCESS]]

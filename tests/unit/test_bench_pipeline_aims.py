@@ -15,12 +15,13 @@ from rich.console import Console
 from blockflow.bench import pipeline_aims as aims
 from blockflow.bench import pipeline_figures as pf
 from blockflow.bench import worker_start
+from blockflow.bench.client_import import CLIENT_IMPORT
 from blockflow.bench.doc_tables import TABLES
 from blockflow.bench.docs import Stored
 from blockflow.bench.kpi_reader import COPIES, COPIES_IN, Counted
 from blockflow.bench.pipeline_figures import Sample, Series
 from blockflow.bench.reliability.promise import NOT_MEASURED
-from blockflow.bench.results import Figure
+from blockflow.bench.results import Figure, latency_figure
 from blockflow.bench.worker_start import measure_start, start_figures
 
 STORED = Path(__file__).resolve().parents[2] / "docs" / "results" / "bench.jsonl"
@@ -28,7 +29,8 @@ ROUNDS = 6
 HOP_MS = 0.39
 IN_PROCESS_MS = 100.0
 START = {"start_ms": 390.0, "load_ms": 100.0, "uss_mib": 19.0}
-ALL_ROWS = [(aim.mode, aim.rows) for aim in (*aims.OF_ENGINES, *aims.OF_WORKERS)]
+ALL_AIMS = (*aims.OF_ENGINES, *aims.OF_WORKERS, *aims.OF_CLIENT)
+ALL_ROWS = [(aim.mode, aim.rows) for aim in ALL_AIMS]
 
 Row = tuple[str, int | None]
 
@@ -48,6 +50,7 @@ def run(
     again: float = 1.0,
     engine: str = "exported",
     start: Mapping[str, float] | None = None,
+    imported_ms: float = 100.0,
     copies: Counted | None = None,
     at: Mapping[Any, float] | None = None,
 ) -> list[Figure]:
@@ -67,7 +70,8 @@ def run(
         series.latency = {way: [s] * ROUNDS for way, s in one.items()}
         series.counted = {pf.TENSORMQ: copies or Counted(0.0, 0.0, 2048.0)}
         found += series.figures()
-    return [*found, *start_figures([{**START, "start_ms": 200.0}, {**START, **(start or {})}])]
+    found += start_figures([{**START, "start_ms": 200.0}, {**START, **(start or {})}])
+    return [*found, latency_figure(CLIENT_IMPORT, "client", None, [90.0, imported_ms])]
 
 
 def verdicts(found: list[Figure]) -> dict[Row, str]:
@@ -77,7 +81,7 @@ def verdicts(found: list[Figure]) -> dict[Row, str]:
 
 def test_a_run_that_meets_every_aim_says_so() -> None:
     assert verdicts(run()) == dict.fromkeys(ALL_ROWS, "met")
-    assert len(aims.judged(run())) == len(ALL_ROWS) == 14
+    assert len(aims.judged(run())) == len(ALL_ROWS) == 15
 
 
 MISSES: list[tuple[Row, dict[str, Any]]] = [
@@ -98,6 +102,7 @@ MISSES: list[tuple[Row, dict[str, Any]]] = [
     ),
     (("ready beside load, ms", None), {"start": {"start_ms": 401.0}}),
     (("private memory, MB", None), {"start": {"uss_mib": 19.2}}),
+    (("imported, ms", None), {"imported_ms": 301.0}),
 ]
 
 
@@ -163,7 +168,7 @@ def test_the_stored_results_are_rendered() -> None:
     rows = TABLES["bench.aims"].make(stored.figures).rows
     assert len(rows) == len(ALL_ROWS)
     assert {row[-1] for row in rows} <= {"met", "missed", "within noise", NOT_MEASURED}
-    assert {row[0] for row in rows} == {"exported", aims.WORKER}
+    assert {row[0] for row in rows} == {"exported", aims.WORKER, aims.CLIENT}
 
 
 def test_verdicts_are_stored_and_shown_as_they_were() -> None:
@@ -180,14 +185,16 @@ def test_verdicts_are_stored_and_shown_as_they_were() -> None:
     shown = {row[1]: row for row in aims.aim_grid(then).rows}
     assert shown["zeromq/tensormq: hop"][5] == ">= 4"
     # They are no figures of a start, and none of what the other pipeline benchmark aims at.
-    assert [row[0] for row in pf.start_grid(found).rows] == [f.name for f in start_figures([START])]
+    started = [*(f.name for f in start_figures([START])), CLIENT_IMPORT]
+    assert [row[0] for row in pf.start_grid(found).rows] == started
     assert pf.aim_grid(found) == pf.aim_grid(run())
 
 
 def test_every_engine_has_its_own_rows_and_the_table_fits_a_terminal() -> None:
     found = [*run(), *run(engine="openvino-bf16", less=4.9)]
     parts = aims.aim_grid([*found, *aims.judged(found)]).split("of")
-    assert [p.title.partition(": ")[2] for p in parts] == ["exported", "openvino-bf16", aims.WORKER]
+    of = ["exported", "openvino-bf16", aims.WORKER, aims.CLIENT]
+    assert [p.title.partition(": ")[2] for p in parts] == of
     by = {p.title.partition(": ")[2]: {r[0]: r[-1] for r in p.rows} for p in parts}
     assert by["exported"]["zeromq/tensormq: hop"] == "met"
     assert by["openvino-bf16"]["zeromq/tensormq: hop"] == "missed"
