@@ -118,15 +118,17 @@ class TensorSpec:
         Raises:
             RequestError: CONTRACT_MISMATCH or EMPTY_INPUT, with both sides in the message.
         """
-        got = f"{dtype}[{', '.join(str(d) for d in dims)}]"
+
+        def got() -> str:
+            return f"{dtype}[{', '.join(map(str, dims))}]"
 
         def mismatch(why: str) -> RequestError:
             return RequestError(
                 "CONTRACT_MISMATCH",
-                f"{why}: expected {self}, got {got}",
+                f"{why}: expected {self}, got {got()}",
                 where=where,
                 hint="send a tensor that fits the block's input contract",
-                details={"expected": str(self), "got": got},
+                details={"expected": str(self), "got": got()},
             )
 
         if dtype != self.dtype:
@@ -134,9 +136,8 @@ class TensorSpec:
         if len(dims) != len(self.dims):
             raise mismatch("rank differs")
         if dims[0] == 0:
-            raise RequestError(
-                "EMPTY_INPUT", f"zero rows: got {got}", where=where, hint="send at least one row"
-            )
+            why, hint = f"zero rows: got {got()}", "send at least one row"
+            raise RequestError("EMPTY_INPUT", why, where=where, hint=hint)
         binding: dict[str, int] = {}
         for i, (want, have) in enumerate(zip(self.dims, dims, strict=True)):
             if isinstance(want, int):

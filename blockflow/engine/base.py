@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from blockflow.core.fits import Fits
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.copies import RunCopies
@@ -62,6 +63,7 @@ class Engine(ABC):
         self.block = block
         self.options = options
         self.copied = RunCopies()
+        self._fits = Fits(block.contract, block.name)
 
     @abstractmethod
     def load(self, artifact: Path) -> None:

@@ -72,8 +72,7 @@ class EchoEngine(Engine):
         if settings is None:
             raise self._failed("LOAD_FAILED", "the engine is not loaded")
         self.copied.reset()
-        dtype = str(x.dtype).removeprefix("torch.")
-        binding = self.block.contract.input.bind(dtype, x.shape, where=self.block.name)
+        dims = self._fits.output_dims(x.dtype, x.shape)
         rows = int(x.shape[0])
         delay_ms = settings.get("delay_ms", 0) + rows * settings.get("row_ms", 0)
         if delay_ms > 0:
@@ -86,7 +85,6 @@ class EchoEngine(Engine):
             if settings.get("fail_on_value") in firsts:
                 raise self._failed("BLOCK_FAILED", "told to fail on this value")
         if settings.get("still"):
-            dims = self.block.contract.output_dims(binding)
             if out is None:
                 return x.new_empty(dims) if hasattr(x, "new_empty") else np.empty(dims, x.dtype)
             if tuple(out.shape) != dims or out.dtype != x.dtype:

@@ -73,9 +73,7 @@ class NativeEngine(Engine):
         if compute is None:
             raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
         self.copied.reset()
-        contract = self.block.contract
-        dtype = str(x.dtype).removeprefix("torch.")
-        dims = contract.output_dims(contract.input.bind(dtype, x.shape, where=self.block.name))
+        dims = self._fits.output_dims(x.dtype, x.shape)
         if out is None:
             out = torch.empty(dims, dtype=self._dtype)
         elif tuple(out.shape) != dims or out.dtype != self._dtype or not out.is_contiguous():

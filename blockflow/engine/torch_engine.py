@@ -129,9 +129,7 @@ class TorchEngine(Engine):
         forward = self._forward
         if forward is None:
             raise BlockError("LOAD_FAILED", "the engine is not loaded", where=self.block.name)
-        contract = self.block.contract
-        binding = contract.input.bind(_dtype_name(x), x.shape, where=self.block.name)
-        dims = contract.output_dims(binding)
+        dims = self._fits.output_dims(x.dtype, x.shape)
         self.copied.reset()
         self._refusal = ""
         try:
@@ -292,10 +290,6 @@ def _use_whole_floats() -> None:
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def _reason(e: Exception) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from blockflow.core.fits import Fits
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import Histogram, RateMeter, StageKpi
 from blockflow.engine.base import Engine
 from blockflow.worker.parting import timing
 from blockflow.worker.ticket import Batch
-
-_SHAPES_KEPT = 1024
 
 
 class StageMeter:
@@ -191,7 +190,7 @@ class Stage:
         self.padding = spec.block.padding
         self.timeout_ns = spec.timeout_ms * 1_000_000
         self.meter = StageMeter()
-        self._fits: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+        self._fits = Fits(self.contract, self.name)
 
     @property
     def width(self) -> int:
@@ -213,18 +212,12 @@ class Stage:
         self._free.append(engine)
 
     def output_dims(self, dtype: str, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Dims of the output for an input; the same few shapes come again and again.
+        """Dims of the output for an input.
 
         Raises:
             RequestError: CONTRACT_MISMATCH or EMPTY_INPUT: the block does not take this input.
         """
-        out = self._fits.get((dtype, dims))
-        if out is None:
-            out = self.contract.output_dims(self.contract.input.bind(dtype, dims, where=self.name))
-            if len(self._fits) >= _SHAPES_KEPT:
-                self._fits.clear()
-            self._fits[(dtype, dims)] = out
-        return out
+        return self._fits.output_dims(dtype, dims)
 
     def cuts(self, batch: Batch) -> dict[int, tuple[int, ...]]:
         """Dims after the rows that each ticket has of a padded batch's output, by its key; nothing

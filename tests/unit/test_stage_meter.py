@@ -12,11 +12,8 @@ from blockflow.core.errors import RequestError
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import Histogram
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.engine.base import EngineOptions
-from blockflow.engine.echo import EchoEngine
-from blockflow.worker import stage as module
 from blockflow.worker.copies import InputCopies
-from blockflow.worker.stage import Stage, StageMeter, StageSnapshot
+from blockflow.worker.stage import StageMeter, StageSnapshot
 from blockflow.worker.ticket import Batch
 
 MS = 1_000_000
@@ -123,18 +120,6 @@ def test_a_snapshot_is_of_its_moment() -> None:
     before = meter.snapshot(0, 0, 0, 1).times[0]
     meter.wait.record(500)
     assert before.counts == once(5).counts and before.summary() == once(5).summary()
-
-
-def test_what_a_block_takes_is_remembered_by_type_and_dims_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_SHAPES_KEPT", 2)
-    stage = Stage(StageSpec(1, INFO), EchoEngine(INFO, EngineOptions()))
-    for n in range(5):
-        assert stage.output_dims("float32", (1, n + 1)) == (1, n + 1)
-        assert len(stage._fits) <= 2
-    with pytest.raises(RequestError):
-        stage.output_dims("int64", (1, 5))
 
 
 def test_a_stage_that_runs_in_two_lanes_serves_twice_as_much() -> None:
