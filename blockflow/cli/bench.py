@@ -145,7 +145,7 @@ def bench(
         typer.Option(min=0.001, max=1e6, help="server: queries/s. Default: search the highest."),
     ] = None,
     precision: Annotated[
-        float, typer.Option(min=0.005, max=1.0, help="server: of the search.")
+        float, typer.Option(min=0.005, max=1.0, help="server: share to which the rate is searched.")
     ] = 0.05,
     search_runs: Annotated[
         int, typer.Option(min=1, max=100, help="server: runs of the search at most.")
@@ -166,14 +166,14 @@ def bench(
         int | None, typer.Option(min=1, max=MOST_QUERIES, help="Fewest queries (offline: samples).")
     ] = None,
     samples_per_query: Annotated[
-        int, typer.Option(min=1, max=4096, help="multistream.")
+        int, typer.Option(min=1, max=4096, help="multistream: samples of one query.")
     ] = SAMPLES_PER_QUERY,
     rows: Annotated[
         int, typer.Option(min=0, max=limits.MAX_ROWS, help="Of a request; 0: what the task takes.")
     ] = 0,
-    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="offline: requests.")] = 16,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="offline: open requests.")] = 16,
     data: Annotated[
-        str, typer.Option(help="synthetic[:ROWS], digits[:SEED], or .npy and .safetensors files.")
+        str, typer.Option(help="synthetic[:ROWS[:BELOW]], digits[:SEED], or .npy, .safetensors.")
     ] = "synthetic",
     preprocess: Annotated[
         str, typer.Option(help="MODULE:FUNCTION, row by row, or TASK=MODULE:FUNCTION,...")

@@ -21,7 +21,9 @@ def doctor(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            "--state-dir", help="The control plane's.", show_default="~/.local/state/blockflow"
+            "--state-dir",
+            help="Folder of the durable state.",
+            show_default="~/.local/state/blockflow",
         ),
     ] = None,
     keys: Annotated[
@@ -33,9 +35,9 @@ def doctor(
             show_default="~/.config/blockflow/keys, if there is one",
         ),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="REST.")] = 5780,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="REST's port.")] = 5780,
     client_port: Annotated[
-        int, typer.Option("--client-port", min=1, max=65535, help="Clients.")
+        int, typer.Option("--client-port", min=1, max=65535, help="The clients' port.")
     ] = 5755,
     all_: Annotated[
         bool, typer.Option("--all", help="Hash every artifact, however large.")

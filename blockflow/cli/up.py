@@ -37,10 +37,17 @@ def up(
         ),
     ] = "",
     host: Annotated[
-        str, typer.Option("--host", help="Where REST listens; beyond loopback with --keys only.")
+        str,
+        typer.Option(
+            "--host",
+            help="Where REST listens; beyond loopback with --keys and --rest-cert only.",
+        ),
     ] = "127.0.0.1",
     client_host: Annotated[
-        str, typer.Option("--client-host", help="Where clients are served; likewise.")
+        str,
+        typer.Option(
+            "--client-host", help="Where clients are served; beyond loopback with --keys only."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="REST; 0 takes a free one.")
