@@ -301,7 +301,8 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
     else:
         made = [f"{prefix}-{i + 1}" for i in range(count)]
     if len(made) != count:
-        raise ExportError("EXPORT_FAILED", f"{len(made)} names for {count} blocks")
+        hint = "give one for each block, in order"
+        raise ExportError("EXPORT_FAILED", f"{len(made)} names for {count} blocks", hint=hint)
     for name in made:
         if not is_block_name(name):
             raise ExportError(

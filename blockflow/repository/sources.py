@@ -202,15 +202,21 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     try:
         with chdir("."):  # the code of others may go elsewhere
             made: Any = import_module(module_name)
-    except ModuleNotFoundError as e:
-        raise failed(f"no module {e.name!r}", "is it installed, or in this folder?") from e
     except (Exception, SystemExit) as e:  # an import runs the user's code, which may raise anything
-        raise failed(f"the import failed: {type(e).__name__}: {e}") from e
+        hint = ""
+        if module_name.endswith(".py"):
+            right = f"{Path(module_name).stem}:{attribute}"
+            hint = f"name the module, not its file: {right}, in the folder of the file"
+        if isinstance(e, ModuleNotFoundError):
+            why = f"no module {e.name!r}"
+            raise failed(why, hint or "is it installed, or in this folder?") from e
+        raise failed(f"the import failed: {type(e).__name__}: {e}", hint) from e
     try:
         for part in attribute.split("."):
             made = getattr(made, part)
     except AttributeError as e:
-        raise failed(f"module {module_name!r} has no {attribute!r}") from e
+        hint = Guesses(dir(made)).hint(part)
+        raise failed(f"module {module_name!r} has no {attribute!r}", hint) from e
     if not callable(made):
         raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
     try:

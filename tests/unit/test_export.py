@@ -274,6 +274,10 @@ def test_factories_that_fail(
 
 def test_models_that_are_not_named_right() -> None:
     assert "resnet50" in refused("FACTORY_FAILED", lambda: load_model("resnet51")).hint
+    for named in ("mine.py:make", "./mine.py:make", "models/mine.py:make"):
+        error = refused("FACTORY_FAILED", lambda ref=named: build(ref, {}, 0))
+        assert "not its file: mine:make" in error.hint
+    assert "Linear" in refused("FACTORY_FAILED", lambda: build("torch.nn:Liner", {}, 0)).hint
     error = refused("EXPORT_FAILED", lambda: load_model("torch.nn:Flatten"))
     assert "--input" in error.hint
 
