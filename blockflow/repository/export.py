@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -265,7 +266,7 @@ def _odd(y: Tensor) -> str:
 
 
 def _labels(cuts: Sequence[str], begin: str = "begin") -> list[str]:
-    return [f"{begin}..{cuts[0]}", *(f"{cut}.." for cut in cuts)]
+    return [f"{start}..{end}" for start, end in pairwise([begin, *cuts, "end"])]
 
 
 def _cuts_of(blocks: Mapping[str, str], cuts: Sequence[str]) -> dict[str, list[str]]:

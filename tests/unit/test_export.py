@@ -79,6 +79,8 @@ def test_the_report_says_what_was_stored(repo: BlockRepository) -> None:
         assert (manifest.sha256, manifest.size) == (block.sha256, block.file_bytes)
         assert block.ms > 0 and block.state_bytes > 4 * block.parameters
     assert report.blocks[0].output_bytes == 4 * 4 * 8 * 8
+    parts = [block.part for block in report.blocks]
+    assert parts == ["begin..layer2", "layer2..layer3", "layer3..layer4", "layer4..end"]
     assert json.loads(json.dumps(report.to_dict()))["model"] == "test"
 
 

@@ -254,7 +254,7 @@ def test_a_trunk_with_heads_is_cut_as_well(repo: BlockRepository) -> None:
     assert not report.partial
     parts = {block.name: block.part for block in report.blocks}
     assert parts["trunk-1"] == "trunk..trunk.decoder.layers.1"
-    assert parts["trunk-3"] == "trunk.decoder.layers.3.." and parts["tag"] == "tag"
+    assert parts["trunk-3"] == "trunk.decoder.layers.3..end" and parts["tag"] == "tag"
     chains = {name: repo.manifest(name).chain for name in repo.names()}
     assert {name: chain.position for name, chain in chains.items() if chain} == {
         "trunk-1": 1,
