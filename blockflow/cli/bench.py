@@ -138,7 +138,7 @@ def bench(
         float, typer.Option(min=50.0, max=99.999, help="Percent; the query counts follow.")
     ] = 100 * CONFIDENCE,
     tolerance: Annotated[
-        float, typer.Option(min=0.01, max=10.0, help="Validation: share by which one is quicker.")
+        float, typer.Option(min=0.01, max=10.0, help="Validation: share by which pairs may differ.")
     ] = TOLERANCE,
     rate: Annotated[
         float | None,

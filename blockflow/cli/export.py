@@ -39,7 +39,9 @@ def export(
     name: Annotated[
         str, typer.Option(help="Names of the blocks, with commas; default: PREFIX-1, ...")
     ] = "",
-    prefix: Annotated[str, typer.Option(help="Prefix of the blocks' names.")] = "",
+    prefix: Annotated[
+        str, typer.Option(help="Prefix of the blocks' names; default: that of model or factory.")
+    ] = "",
     split: Annotated[
         str,
         typer.Option(
