@@ -122,19 +122,19 @@ class TensorSpec:
         def got() -> str:
             return f"{dtype}[{', '.join(map(str, dims))}]"
 
-        def mismatch(why: str) -> RequestError:
+        def mismatch(why: str, hint: str = "send a tensor that fits the contract") -> RequestError:
             return RequestError(
                 "CONTRACT_MISMATCH",
                 f"{why}: expected {self}, got {got()}",
                 where=where,
-                hint="send a tensor that fits the block's input contract",
+                hint=hint,
                 details={"expected": str(self), "got": got()},
             )
 
         if dtype != self.dtype:
-            raise mismatch("dtype differs")
+            raise mismatch("dtype differs", f"convert it to {self.dtype}")
         if len(dims) != len(self.dims):
-            raise mismatch("rank differs")
+            raise mismatch("rank differs", "dim 0 is rows: a single input has one row")
         if dims[0] == 0:
             why, hint = f"zero rows: got {got()}", "send at least one row"
             raise RequestError("EMPTY_INPUT", why, where=where, hint=hint)

@@ -75,6 +75,16 @@ def test_tensors_that_do_not_fit(spec: TensorSpec, dtype: str, dims: tuple, code
     assert e.value.code == code and e.value.where == "block"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dims", "words"),
+    [("float64", (1, 3, 8, 8), "convert it to float32"), ("float32", (3, 8, 8), "dim 0 is rows")],
+)
+def test_what_to_do_with_them(dtype: str, dims: tuple, words: str) -> None:
+    with pytest.raises(RequestError) as e:
+        IMAGE.bind(dtype, dims)
+    assert words in e.value.hint
+
+
 def test_the_smallest_tensor_and_whether_there_is_a_largest() -> None:
     assert (TOKENS.least_dims(), TOKENS.least_dims(3)) == ((1, 2), (3, 2))
     assert OPEN.least_dims() == (1, 1)
