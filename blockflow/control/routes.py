@@ -156,7 +156,10 @@ def _down(
     down: dict[str, str] = {}
     for block in topology.blocks if topology is not None else ():
         if block in closed:
-            down[block] = f"an operator closed it ({closed[block]})"
+            opens = "undrain" if closed[block] == "drain" else "restart"
+            down[block] = (
+                f"an operator closed it ({closed[block]}); `blockflow {opens} {block}` opens it"
+            )
         elif block not in running:
             hosts = [r for r in active if block in r.spec.blocks]
             if hosts and all(r.given_up for r in hosts):

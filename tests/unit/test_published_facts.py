@@ -54,9 +54,12 @@ def test_one_that_is_given_up_before_it_is_ready_again_is_down_as_well(world: Wo
 
 def test_a_block_that_an_operator_closed_is_down(world: World) -> None:
     world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
-    assert latest(world).down == {"a": "an operator closed it (drain)"}
+    closed = "an operator closed it (drain); `blockflow undrain a` opens it"
+    assert latest(world).down == {"a": closed}
     world.do(lambda now: world.brain.close("a", Kind.UNDRAIN, now))
     assert latest(world).down == {}
+    world.do(lambda now: world.brain.close("a", Kind.STOP, now))
+    assert "(stop); `blockflow restart a` opens it" in latest(world).down["a"]
 
 
 def test_what_must_not_run_twice_is_known_to_the_dispatcher(world: World) -> None:
