@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq.private_files import read_private, unfit
@@ -23,14 +24,16 @@ _MAX_TOKEN_BYTES = 4096
 log = logging.getLogger("blockflow.control")
 
 
-def read_token(path: Path) -> bytes:
-    """The secret in a private file; surrounding white space does not count.
+def read_token(path: Path, hint: str = "") -> bytes:
+    """The secret in a private file; surrounding white space does not count. ``hint`` is what to do
+    about one that is unfit: by default the command that makes one.
 
     Raises:
         SystemError_: UNAUTHORIZED when the file cannot serve as a secret; an empty or weak one is
             never taken as "no token".
     """
-    hint = f"(umask 077; head -c {MIN_TOKEN_BYTES} /dev/urandom | base64 > {path.name})"
+    make = f"(umask 077; head -c {MIN_TOKEN_BYTES} /dev/urandom | base64 > {quote(str(path))})"
+    hint = hint or make
     token = read_private(path, "the token file", _MAX_TOKEN_BYTES, hint).strip()
     if len(token) < MIN_TOKEN_BYTES:
         raise unfit(path, "the token file", f"has less than {MIN_TOKEN_BYTES} bytes", hint)

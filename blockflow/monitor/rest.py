@@ -80,7 +80,8 @@ class RestClient:
         self._tls = _trust(ca_file) if parts.scheme == "https" else None
         self._port = port or (80 if self._tls is None else 443)
         file = token_file or os.environ.get(TOKEN_VARIABLE)
-        self._token = read_token(Path(file)).decode("ascii") if file else ""
+        hint = f"let {TOKEN_VARIABLE} name a copy of the service's token, readable by you alone"
+        self._token = read_token(Path(file), hint).decode("ascii") if file else ""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """GET a resource; returns its JSON document.

@@ -210,10 +210,11 @@ def test_whom_a_client_talks_to(ring: Keyring, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n", "s" * 31, "two words " + "s" * 32, "ü" * 40])
 def test_a_weak_token_is_fatal(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "token"
+    path = tmp_path / "to ken"
     write_private(path, text.encode())
-    with refused():
+    with refused() as e:
         TokenAuth(path)
+    assert f"> '{path}'" in e.value.hint
 
 
 def test_a_token_is_compared_as_a_whole(tmp_path: Path) -> None:

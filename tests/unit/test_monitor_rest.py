@@ -180,6 +180,7 @@ def test_what_is_given_counts_more_than_the_environment(
     with pytest.raises(BlockFlowError) as e:
         RestClient(fake.url)
     assert (e.value.code, e.value.where) == ("UNAUTHORIZED", str(tmp_path / "none"))
+    assert "a copy of the service's token" in e.value.hint  # a new one would be of no use
     with pytest.raises(BlockFlowError) as e:
         RestClient("https://localhost", token_file=token, ca_file=token)
     assert (e.value.code, e.value.where) == ("INVALID_REQUEST", str(token))
