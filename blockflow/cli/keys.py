@@ -100,7 +100,7 @@ def _new(ring: Keyring, name: str, _key: str, output: Path | None) -> _Told:
     document = {"client": name, "public": pair.public.hex(), "file": str(file)}
     return document, [
         f"{name}: authorised, {pair.public.hex()}",
-        f"hand over {file} on a safe way: Client(address, client_keys={str(file)!r})",
+        f"hand over {file} in a safe way: Client(address, client_keys={str(file)!r})",
     ]
 
 
