@@ -6,15 +6,20 @@ import ast
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
 from docs_rig import FENCE, ROOT, documents, examples, name
 
-from blockflow.cli.main import COMMANDS
+from blockflow.cli import lazy
+from blockflow.cli.bench import BenchCommands
+from blockflow.cli.main import COMMANDS, load
 from blockflow.core.lifecycle import diagram
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+_CALL = re.compile(r"\bblockflow (bench thesis|[a-z]+)([^`\n|#]*)")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 
 
@@ -81,6 +86,28 @@ def test_commands_exist(path: Path) -> None:
                 assert words[1] in COMMANDS, f"{example.where}: {command}"
 
 
+@pytest.mark.parametrize("path", documents(), ids=name)
+def test_options_exist(path: Path) -> None:
+    assert not unknown_options(path.read_text(encoding="utf-8"))
+
+
+def unknown_options(text: str) -> list[str]:
+    """What a text gives the commands that they do not take, in examples and in the prose."""
+    calls = _CALL.findall(text.replace("\\\n", " "))
+    return [
+        f"blockflow {command} {option}"
+        for command, rest in calls
+        for option in _OPTION.findall(rest)
+        if command.split()[0] in COMMANDS and option not in options_of(command)
+    ]
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    found = load(command) if command in COMMANDS else lazy.load(BenchCommands.entries, "thesis")
+    return {"--help", *(option for p in found.params for option in (*p.opts, *p.secondary_opts))}
+
+
 def test_the_readme_begins_with_demo_and_test() -> None:
     commands = [c for e in examples(ROOT / "README.md") for c in e.commands]
     assert [shlex.split(c, comments=True) for c in commands[:2]] == [
@@ -109,5 +136,11 @@ def test_planted_faults_are_found(tmp_path: Path) -> None:
     assert console.options == {"test": "up"}
     assert console.commands == ["blockflow up      --port 0"]
     assert code.options == {"file": "a.py"}
+    assert unknown_options(
+        "`blockflow bench thesis --quick --fast` and\n$ blockflow up \\\n --prot"
+    ) == [
+        "blockflow bench thesis --fast",
+        "blockflow up --prot",
+    ]
     assert _LINK.findall(prose(document)) == ["missing.md"]
     assert anchors(document) == {"a-heading-here"}
