@@ -98,15 +98,19 @@ class CudaDevice:
             return True
         self.copies.h2d_copies += 1
         self.copies.h2d_bytes += nbytes
-        locked = self.pins.hold(memory)
-        if not locked and nbytes > SMALL_BYTES and self.staging.upload(target, memory):
+
+        def copy() -> None:
+            self.api.copy_h2d(target, address_of(memory), nbytes, self.stream)
+
+        if self.pins.read(memory, copy):
+            return False
+        if nbytes > SMALL_BYTES and self.staging.upload(target, memory):
             self.ways.h2d_staged_copies += 1
             self.ways.h2d_staged_bytes += nbytes
             return True
-        self.api.copy_h2d(target, address_of(memory), nbytes, self.stream)
-        if not locked:
-            self.ways.h2d_pageable_copies += 1
-            self.ways.h2d_pageable_bytes += nbytes
+        copy()
+        self.ways.h2d_pageable_copies += 1
+        self.ways.h2d_pageable_bytes += nbytes
         return False
 
     def forget_figures(self) -> None:

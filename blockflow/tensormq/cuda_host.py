@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,15 @@ class Pins:
         address, nbytes = address_of(memory), memory.nbytes
         regions = list(self._regions.items())  # another thread may add one
         return any(a <= address and address + nbytes <= a + size for a, (size, _) in regions)
+
+    def read(self, memory: memoryview, order: Callable[[], None]) -> bool:
+        """Order a copy of ``memory`` if all of it is page-locked, which it stays until the stream
+        is past that copy; False: it is not, and nothing was ordered."""
+        with self._lock:
+            if not self.hold(memory):
+                return False
+            order()
+        return True
 
     def drop(self, region: memoryview) -> None:
         """Undo :meth:`cover`, when no copy of the region is wanted any more."""

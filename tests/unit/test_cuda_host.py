@@ -206,6 +206,29 @@ def test_what_other_processes_wrote_comes_from_page_locked_memory(
     assert device.close()
 
 
+def test_page_locked_memory_is_not_let_go_of_between_the_look_and_the_copy(
+    device: CudaDevice, api: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner dies while the engine thread uploads a tensor of it."""
+    region = memoryview(mmap.mmap(-1, PAGE))
+    pointer = api.mem_alloc(PAGE)
+    assert device.pins.cover(region, False)
+    dropped = threading.Event()
+    dropper = threading.Thread(target=lambda: (device.pins.drop(region), dropped.set()))
+    real = api.copy_h2d
+
+    def copy(*args: int) -> None:
+        dropper.start()
+        assert not dropped.wait(0.05)
+        real(*args)
+
+    monkeypatch.setattr(api, "copy_h2d", copy)
+    device.upload(pointer, region)
+    assert dropped.wait(10)
+    dropper.join()
+    api.stream_synchronize(device.stream)
+
+
 def test_a_dead_owners_memory_does_not_stay_page_locked(tmp_path: Path) -> None:
     """A tensor of it that waited here is still used, and page-locks the arena once more."""
     api = FakeCuda(tmp_path, read_only_pins=True)
