@@ -152,6 +152,7 @@ def _device(wanted: str) -> str:
         return CPU
     kind, _, number = wanted.partition(":")
     if kind == "cuda" and number.isdecimal():
+        wanted = f"cuda:{int(number)}"
         find_device(wanted).close()
     elif wanted != CPU:
         raise RequestError("INVALID_REQUEST", f"{wanted!r} is no device", where="--device")

@@ -88,7 +88,7 @@ class BlockSpec(_Strict):
         Field(description="sha256 of the artifact that is meant; null = what its name means now"),
     ] = None
     device: Annotated[
-        str, Field(pattern=r"^(cpu|cuda:[0-9]{1,2})$", description="cpu or cuda:N")
+        str, Field(pattern=r"^(cpu|cuda:(0|[1-9][0-9]?))$", description="cpu or cuda:N")
     ] = "cpu"
     replicas: Annotated[
         int, Field(ge=1, le=limits.MAX_REPLICAS, description="processes of this block")

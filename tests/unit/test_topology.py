@@ -187,6 +187,7 @@ def test_not_an_object(data: Any) -> None:
             {"blocks": [{"name": "block1", "device": "cuda:\u0661"}], "tasks": {}},
             "$.blocks[0].device",
         ),
+        ({"blocks": [{"name": "block1", "device": "cuda:00"}], "tasks": {}}, "$.blocks[0].device"),
         ({"blocks": [{"name": "block1", "threads": "2"}], "tasks": {}}, "$.blocks[0].threads"),
         ({"blocks": [{}], "tasks": {}}, "$.blocks[0].name"),
     ],
