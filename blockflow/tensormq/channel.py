@@ -128,6 +128,15 @@ class InBuffer(ABC):
         not known."""
         return None
 
+    def bring_home(self) -> bool:
+        """Keep a copy of the bytes in this process, and give the slot back; before :meth:`tensor`.
+        False: nothing was done, since a copy of the tensor is as good.
+
+        Raises:
+            RuntimeError: no memory for it; nothing has changed.
+        """
+        return False
+
     @abstractmethod
     def release(self) -> None:
         """Tell the producer that this consumer is done; ``memory`` must not be used afterwards."""

@@ -9,6 +9,7 @@ the other way: what comes from the host is copied to the device when the engine 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from blockflow.tensormq.cuda import CudaOutBuffer, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaConsumer
 from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_reach import DeviceReach
+from blockflow.tensormq.inline import open_frame
 from blockflow.tensormq.leases import NEVER_NS, LeaseError
 from blockflow.tensormq.shm import ShmConsumer, ShmInBuffer, ShmProducer
 from blockflow.tensormq.views import typed
@@ -296,6 +298,25 @@ class UploadedInBuffer(InBuffer):
         if region is not None:
             self._consumer.page_locked(region, self.desc)
         return typed(raw, self.desc.dtype, self.desc.dims, self.desc.strides)
+
+    def spare(self) -> int | None:
+        return None if self._host is None else self._host.spare()
+
+    def bring_home(self) -> bool:
+        """On the host: what waits here needs no device memory, and who copies need not wait for
+        the device."""
+        host = self._host
+        if host is None:
+            return False
+        try:
+            copy = bytes(host.memory)
+        except MemoryError as exc:
+            raise RuntimeError("no memory for a copy of what waits") from exc
+        self.desc = replace(self.desc, handle=None)
+        self._host = open_frame(self.desc, copy)
+        self.memory = self._host.memory
+        host.release()
+        return True
 
     def release(self) -> None:
         host, self._host = self._host, None

@@ -68,6 +68,9 @@ class Source:
         let_go = self._on_release if buffer is None else buffer.release
         if let_go is None:
             return False
+        if self._tensor is None and buffer is not None and buffer.bring_home():
+            self._on_release = on_release
+            return True
         self._tensor = copied(self.tensor())
         self._buffer, self._on_release = None, on_release
         let_go()
@@ -81,8 +84,9 @@ class Source:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor that has come; 0 once it has been copied, or for one that came not."""
-        return 0 if self._buffer is None else self._buffer.desc.nbytes
+        """Of the slot that it lies in; 0 where it lies in none."""
+        buffer = self._buffer
+        return 0 if buffer is None or self.lender is None else buffer.desc.nbytes
 
     @property
     def excess(self) -> int:

@@ -12,7 +12,10 @@ from scheduler_rig import ticket
 
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.channel import Payload
+from blockflow.tensormq.channel import Consumer, Payload
+from blockflow.tensormq.cuda_device import CudaDevice
+from blockflow.tensormq.cuda_fake import FakeCuda
+from blockflow.tensormq.mixed import MixedConsumer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.worker.backlog import Backlog
 from blockflow.worker.ticket import Source, Ticket
@@ -30,7 +33,7 @@ class Trunk:
 
     def __init__(self, run_dir: Path, capacity: int) -> None:
         self.producer = ShmProducer(Arena.create(run_dir, OWNER, capacity, SLOTS))
-        self.consumer = ShmConsumer(run_dir)
+        self.consumer: Consumer = ShmConsumer(run_dir)
         self.waiting: list[Ticket] = []
 
     def send(self, consumer: int = READER) -> Payload | None:
@@ -177,6 +180,33 @@ def test_where_bytes_run_out_before_slots_they_count(run_dir: Path) -> None:
     assert buffer.spare() == SLOTS - 4 - 1
     buffer.release()
     assert buffer.spare() is None
+    trunk.producer.close()
+
+
+def test_a_worker_on_a_device_copies_on_the_host(run_dir: Path, tmp_path: Path) -> None:
+    """What waits needs no device memory, and the device may be at something."""
+    api = FakeCuda(tmp_path)
+    device = CudaDevice(api)
+    trunk = Trunk(run_dir, 1 << 20)
+    trunk.consumer = MixedConsumer(device, trunk.consumer, None)
+    trunk.producer.tell_readers(2)
+
+    def on_the_device(_: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    backlog = Backlog(on_the_device)
+    for _ in range(20):
+        assert trunk.arrive(backlog)
+    assert (len(trunk.in_slots()), backlog.copies) == (SLOTS // 2, 20 - SLOTS // 2)
+    assert device.copies.h2d_copies == 0
+    with api.engine_scope(device.stream):
+        assert [float(t.source.tensor()[0, 0]) for t in trunk.waiting] == list(range(20))
+    for one in trunk.waiting:
+        one.source.release()
+    assert device.completions.wait_idle(10)
+    trunk.producer.sweep()
+    assert trunk.producer.outstanding() == backlog._bytes == 0
+    assert device.close()
     trunk.producer.close()
 
 
