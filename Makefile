@@ -6,6 +6,7 @@
 #   make bench [ARGS=...]       the pipeline benchmark: one engine, four ways, in ten minutes
 #   make bench-pipeline [ARGS=...]  the same with all engines, and throughput; half an hour
 #   make bench-hops [ARGS=...]  one hop, by size and way
+#   make gpu [JOBS=6]           the first ten minutes on a machine with a GPU: what tells most first
 #   make bench-gpu [ARGS=--quick]  the same pipeline on a GPU: handles, whole tensors, one process
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
@@ -44,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-neighbours bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test gpu lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-neighbours bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -70,6 +71,17 @@ demo: $(VENV)/.ready
 # Files in the order of tests/conftest.py, not those with the most tests first: those are the quick ones.
 test: $(VENV)/.ready
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What tells most comes first. A step is ended when its time is over, as by Ctrl-C, and by force 20 s later.
+GPU_TESTS := $(BIN)/python -m pytest -m gpu -n $(JOBS) --dist loadfile --no-loadscope-reorder
+gpu: $(VENV)/.ready
+	@failed=0; \
+	step() { echo "== $$*"; timeout --foreground -s INT -k 20 "$$@" || failed=1; }; \
+	step 20 $(BIN)/blockflow doctor; \
+	step 170 $(GPU_TESTS) tests/contract/test_channels_processes.py $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,ipc paths kpis)); \
+	step 230 $(BIN)/python -m blockflow.bench.gpu --effort 0.1; \
+	step 100 $(GPU_TESTS) $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,engine_options models)); \
+	exit $$failed
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check .
