@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from blockflow.core.errors import BlockError
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import EngineOptions
+from blockflow.engine.exported import ExportedEngine
 from blockflow.engine.registry import create_engine
 from blockflow.engine.workshop import EngineWorkshop
 from blockflow.repository.convert import convert_block
@@ -228,6 +229,34 @@ def test_engines_compute_what_the_model_computes(
     for rows, length in ((1, 1), (3, 32), (2, 7)):
         x = torch.randn(spec.resolve({"rows": rows, "length": length}))
         torch.testing.assert_close(made.run(x), source(module)(x), rtol=1e-4, atol=1e-5)
+
+
+class Places(nn.Module):
+    """Makes tensors where its input is: an export writes the device down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor([2.0]))
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = torch.arange(x.shape[3], device=x.device).to(x.dtype) * self.steps
+        return torch.relu(self.conv(x) + columns + torch.zeros(8, 1, device=x.device))
+
+
+def test_a_program_computes_on_the_device_that_it_is_loaded_onto(shelf: BlockRepository) -> None:
+    """As on a GPU, on the one other device that every build of torch has: it holds no values, and
+    takes part in no operation with another one's tensors."""
+    block = stored(shelf, CASES["pt2"], Places, SPEC)
+    made = ExportedEngine(block.info, EngineOptions("meta"))
+    block.load(made)
+    made.warm_up()
+    for rows in (1, 3):
+        x = torch.zeros(rows, 3, 8, 8, device="meta")
+        y = made.run(x)
+        assert (y.device, y.shape) == (x.device, x.shape)
+        out = torch.empty_like(y)
+        assert made.run(x, out) is out
 
 
 class Twice(nn.Module):

@@ -7,12 +7,14 @@ value and pointers by reference, and that a status becomes the right error.
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 (not while the loader is a stand-in)
+import torch  # not while the loader is a stand-in
 
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq import cuda_driver
@@ -147,6 +149,71 @@ def test_copies_are_in_order_of_target_source_bytes_stream(
     assert library.args("cuMemcpyDtoHAsync_v2") == (4096, 1 << 40, 8, 0x51)
     driver.copy_d2d(1 << 40, 1 << 41, 8, 0x51)
     assert library.args("cuMemcpyAsync") == (1 << 40, 1 << 41, 8, 0x51)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("host_unregister", "cuMemHostUnregister"),
+        ("event_destroy", "cuEventDestroy_v2"),
+        ("event_synchronize", "cuEventSynchronize"),
+        ("stream_destroy", "cuStreamDestroy_v2"),
+        ("stream_synchronize", "cuStreamSynchronize"),
+    ],
+)
+def test_what_is_waited_for_and_given_back_is_named_by_its_handle(
+    library: StandIn, driver: CudaDriver, method: str, name: str
+) -> None:
+    getattr(driver, method)(0xE0)
+    assert [call[0] for call in library.calls[-2:]] == ["cuCtxSetCurrent", name]
+    assert library.args(name) == (0xE0,)
+
+
+def test_torch_is_asked_by_names_and_arguments_that_it_has(
+    driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build for the CPU has them as well, and can be asked for nothing but that."""
+    log: list[str] = []
+
+    def of(real: Any, answer: Any) -> Any:
+        signature = inspect.signature(real)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            return answer(**given.arguments)
+
+        return call
+
+    @contextmanager
+    def entered(what: str) -> Iterator[None]:
+        log.append(what)
+        yield
+        log.append(f"not {what}")
+
+    def stand_in(name: str, answer: Any) -> None:
+        monkeypatch.setattr(torch.cuda, name, of(getattr(torch.cuda, name), answer))
+
+    stand_in("device", lambda device: entered(f"device {device}"))
+    stand_in("stream", lambda stream: entered(stream))
+    stand_in("ExternalStream", lambda stream_ptr, device: f"stream {stream_ptr:#x} of {device}")
+    stand_in("memory_allocated", lambda device: 10 + device)
+    stand_in("memory_reserved", lambda device: 20 + device)
+    with driver.engine_scope(0x51):
+        log.append("computes")
+    scopes = ["device 1", "stream 0x51 of cuda:1"]
+    assert log == [*scopes, "computes", *(f"not {scope}" for scope in reversed(scopes))]
+    assert driver.pool_bytes() == (11, 21)
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: made.append((args, kwargs)))
+    monkeypatch.setattr(torch, "as_tensor", lambda data, device: made.append((data, device)))
+    driver.scratch(64)
+    driver.tensor(1 << 40, 4096)
+    memory, device = made.pop()
+    assert made == [((64,), {"dtype": torch.uint8, "device": "cuda:1"})]
+    assert device == "cuda:1"
+    assert memory.__cuda_array_interface__ == {
+        "shape": (4096,), "typestr": "|u1", "data": (1 << 40, False), "strides": None, "version": 3,
+    }  # fmt: skip
 
 
 def test_facts_and_peers(library: StandIn, driver: CudaDriver) -> None:
