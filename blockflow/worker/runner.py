@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Runner:
         self._stages = stages
         self._failpoints = points
         self._pool = BufferPool()
+        self._ordered: deque[tuple[int, Batch]] = deque()  # lanes and batches: a device is at these
         self._device_done_ns = 0
         self.landed: Callable[[Batch], None] = lambda _: None
         self.copied = {number: InputCopies() for number in stages}
@@ -152,16 +154,27 @@ class Runner:
         suspect = any(t.item.alone for t in batch.tickets)
         if suspect:
             queue.settle()
-        with memory.batch(batch.stage, lambda: self._unname(lane)):
+        with memory.batch(batch.stage, lambda: self._past(lane)):
             lane = self._name(batch)
             if lane == NO_LANE and self._at_work is not None:
                 queue.settle()  # what was done is not crossed out yet
                 lane = self._name(batch)
+            self._ordered.append((lane, batch))
             self._compute(batch, lane)
         if suspect:
             queue.settle()
         if batch.out is not None:
             batch.landing = batch.out.finish(lambda ns: self._land(batch, ns))
+
+    def _past(self, lane: int) -> None:
+        """The device is past the oldest batch. It comes to the next one now, whose time begins."""
+        self._unname(lane)
+        self._ordered.popleft()
+        with suppress(IndexError):  # it has none
+            following, batch = self._ordered[0]
+            batch.forward_ns = time.monotonic_ns()
+            if self._at_work is not None:
+                self._at_work.renew(following)
 
     def _land(self, batch: Batch, copied_ns: int) -> None:
         """The device's time belongs to the compute, the copy not. While the device was at the batch

@@ -149,10 +149,20 @@ def test_a_batch_is_at_work_until_the_device_is_past_it(worker: Worker) -> None:
     thread.join(WAIT_S)
     until(lambda: names(first)[0] not in worker.at_work())  # crossed out by another thread
     now = worker.at_work()
-    assert now[0] == names(second)[0] and len(now) == 2
+    assert names(second)[0] in now and len(now) == 2
     worker.end()
     assert worker.device.completions.wait_idle(WAIT_S)
     assert worker.at_work() == []
+
+
+def test_a_batchs_time_begins_when_the_device_comes_to_it(worker: Worker) -> None:
+    """It was named before, and the batch before it may have taken as long as a forward may."""
+    worker.compute(1)
+    second = worker.compute(3)
+    opened_ns = time.monotonic_ns()
+    worker.engine.gates[0].set()
+    until(lambda: worker.look.read()[0].started_ns > opened_ns)
+    assert worker.at_work() == names(second)
 
 
 def test_a_late_error_leaves_all_that_are_under_way_named(worker: Worker) -> None:
