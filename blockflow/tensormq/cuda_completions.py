@@ -147,13 +147,15 @@ class _Ordered:
     """A batch on the device.
 
     Attributes:
-        start, stop: events around it. calls: what is to follow it.
-        open: more of it may be ordered still. over: its calls are being made.
+        start, stop: events around its forward. calls: what is to follow it.
+        begun: ``start`` is recorded. open: more of it may be ordered still. over: its calls are
+            being made.
     """
 
     start: int
     stop: int
     calls: list[Callable[[], None]] = field(default_factory=list)
+    begun: bool = False
     open: bool = True
     over: bool = False
 
@@ -187,9 +189,9 @@ class DeviceQueue:
         """Around the ordering of one batch, in the engine thread.
 
         Waits first until fewer than ``depth`` are under way. ``record(ns)`` gets the batch's time
-        on the device when it is done, in the completions' thread; never if the device is lost
-        before, which errors of its kernels are told by. That thread is not woken before
-        :meth:`Completions.go_on`: first the batch's messages leave.
+        on the device, from :meth:`begins` on, when it is done, in the completions' thread; never if
+        the device is lost before, which errors of its kernels are told by. That thread is not woken
+        before :meth:`Completions.go_on`: first the batch's messages leave.
 
         Raises:
             CudaError: the device is lost, by this batch or by one before it.
@@ -198,10 +200,19 @@ class DeviceQueue:
         try:
             yield
         finally:
+            self.begins()
             with self._lock:
                 batch.open = False
             self._api.event_record(batch.stop, self._stream)
             self._completions.later(batch.stop, lambda: self._end(batch, record))
+
+    def begins(self) -> None:
+        """What the batch reads is ordered: its time begins behind what that waits for, which may be
+        another process's work. The first call counts."""
+        batch = self._last
+        if batch is not None and batch.open and not batch.begun:
+            batch.begun = True
+            self._api.event_record(batch.start, self._stream)
 
     def within(self, call: Callable[[], None]) -> None:
         """``call()`` in the completions' thread when the device is past all that the stream holds
@@ -253,7 +264,6 @@ class DeviceQueue:
             else (create(EventKind.CLOCK), create(EventKind.CLOCK))
         )
         batch = _Ordered(*pair)
-        self._api.event_record(batch.start, self._stream)
         self._open.append(batch)
         with self._lock:
             self._last = batch

@@ -125,6 +125,11 @@ class TensorMemory:
         with device.queue.batch(past):
             yield
 
+    def begins(self) -> None:
+        """The engine thread has ordered what its batch reads, and orders the forward now."""
+        if self.device is not None:
+            self.device.queue.begins()
+
     def ebb(self, now_ns: int) -> None:
         """Give back what the arena has not needed for some seconds; to be called now and then."""
         if self.slots is not None:

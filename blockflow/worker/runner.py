@@ -188,9 +188,8 @@ class Runner:
 
     def _name(self, batch: Batch) -> int:
         """Write down who is at work from now on."""
-        if self._at_work is None:
-            return NO_LANE
-        return self._at_work.begin(batch.stage, [t.item for t in batch.tickets])
+        items = [t.item for t in batch.tickets]
+        return NO_LANE if self._at_work is None else self._at_work.begin(batch.stage, items)
 
     def _unname(self, lane: int) -> None:
         if self._at_work is not None:
@@ -270,14 +269,15 @@ class Runner:
         elif out is None and not x.is_cuda:
             dims = stage.output_dims(tickets[0].source.dtype, x.shape)
             place = self._pool.take(dims, getattr(torch, stage.contract.output.dtype))
+        if self._memory is not None:
+            self._memory.begins()
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         y = engine.run(x, place)
         batch.compute_to_ns = time.monotonic_ns()
-        made = engine.copied
         if not batch.probe:
-            self.copied[stage.number].add(made.inputs, x.nbytes)
-        batch.copies += made.outputs
+            self.copied[stage.number].add(engine.copied.inputs, x.nbytes)
+        batch.copies += engine.copied.outputs
         if out is None or place is not None:
             batch.result = y
             return

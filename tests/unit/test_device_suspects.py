@@ -165,6 +165,25 @@ def test_a_batchs_time_begins_when_the_device_comes_to_it(worker: Worker) -> Non
     assert worker.at_work() == names(second)
 
 
+def test_its_time_on_the_device_begins_behind_what_its_input_waits_for(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a block's figure has the time of the block before it in."""
+    log: list[Any] = []
+    api, queue = worker.device.api, worker.device.queue
+    real = api.event_record
+    monkeypatch.setattr(api, "event_record", lambda event, s: (log.append(event), real(event, s)))
+    monkeypatch.setattr(Source, "tensor", lambda source: (log.append("input"), source._tensor)[1])
+    worker.engine.saw = lambda: log.append("forward")
+    worker.compute(1)
+    batch = queue._last
+    assert batch is not None
+    assert log == ["input", batch.start, "forward", batch.stop]
+    with queue.batch(lambda ns: None):  # nothing could be computed
+        pass
+    assert queue._last is not None and log[-2:] == [queue._last.start, queue._last.stop]
+
+
 def test_a_late_error_leaves_all_that_are_under_way_named(worker: Worker) -> None:
     """The kernel of the first fails while the second is ordered: the process ends by it, and what
     it was at can be read after that."""
