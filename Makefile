@@ -80,7 +80,7 @@ gpu: $(VENV)/.ready
 	step 20 $(BIN)/blockflow doctor; \
 	step 170 $(GPU_TESTS) tests/contract/test_channels_processes.py $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,ipc paths kpis)); \
 	step 230 $(BIN)/python -m blockflow.bench.gpu --effort 0.1; \
-	step 100 $(GPU_TESTS) $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,engine_options models)); \
+	step 100 $(GPU_TESTS) --dist load $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,engine_options models)); \
 	exit $$failed
 
 lint: $(VENV)/.ready
