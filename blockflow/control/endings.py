@@ -49,7 +49,7 @@ def last_work(life: Life, works: Sequence[Work], now_ns: int) -> tuple[LastWork,
     return tuple(
         LastWork(
             blocks.get(w.stage, f"stage {w.stage}"),
-            round((now_ns - w.started_ns) / 1e6, 3),
+            round(max(0, now_ns - w.started_ns) / 1e6, 3),
             w.count,
             tuple(r[:REQUEST_ID_BYTES].hex() for r in w.records[:TICKETS_SHOWN]),
         )

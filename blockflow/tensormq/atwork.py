@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockflow.core.limits import MAX_DEADLINE_MS
 from blockflow.core.scarcity import failure
 from blockflow.wire.data import REQUEST_ID_BYTES, Item
 
@@ -36,6 +37,8 @@ LANE_WORDS = 4
 RECORD_BYTES = REQUEST_ID_BYTES + 2
 MAX_RECORDS = 1024
 """Requests of one batch that are named; of a larger one, the first."""
+WAITS_NS = 2 * MAX_DEADLINE_MS * 1_000_000
+"""A device comes to a batch sooner, or nobody can be waiting for it any more."""
 DEFAULT_LANES = 4
 NO_LANE = -1
 
@@ -51,7 +54,8 @@ def record(item: Item) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One forward under way: ``records`` of its requests (:func:`record`), ``count`` of all."""
+    """One forward under way: ``records`` of its requests (:func:`record`), ``count`` of all. Its
+    start lies in the future while it waits for a device."""
 
     stage: int
     started_ns: int
@@ -121,8 +125,9 @@ class AtWork:
         made._words[0] = MAGIC
         return made
 
-    def begin(self, stage: int, items: Sequence[Item]) -> int:
-        """A forward of ``items`` starts now.
+    def begin(self, stage: int, items: Sequence[Item], later_ns: int = 0) -> int:
+        """A forward of ``items`` starts now, or ``later_ns`` from now unless :meth:`renew` says
+        when.
 
         Returns:
             The lane, for :meth:`restart` and :meth:`end`; :data:`NO_LANE` when all are taken.
@@ -131,10 +136,10 @@ class AtWork:
             lane = self._free.popleft()
         except IndexError:
             return NO_LANE
-        self.restart(lane, stage, items)
+        self.restart(lane, stage, items, later_ns)
         return lane
 
-    def restart(self, lane: int, stage: int, items: Sequence[Item]) -> None:
+    def restart(self, lane: int, stage: int, items: Sequence[Item], later_ns: int = 0) -> None:
         """The same engine thread goes on with other requests (a failed batch, one by one)."""
         if lane == NO_LANE:
             return
@@ -148,7 +153,7 @@ class AtWork:
         self._mapping[start : start + len(packed)] = packed
         words[word + 1] = stage
         words[word + 2] = len(items)
-        words[word] = time.monotonic_ns()
+        words[word] = time.monotonic_ns() + later_ns
 
     def renew(self, lane: int) -> None:
         """All who are named stay at work, and have the time of a forward once more."""

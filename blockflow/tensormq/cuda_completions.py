@@ -147,13 +147,15 @@ class _Ordered:
     """A batch on the device.
 
     Attributes:
-        start, stop: events around its forward. calls: what is to follow it.
+        start, stop: events around its forward. began: called when the device comes to it.
+        calls: what is to follow it.
         begun: ``start`` is recorded. open: more of it may be ordered still. over: its calls are
             being made.
     """
 
     start: int
     stop: int
+    began: Callable[[], None] | None
     calls: list[Callable[[], None]] = field(default_factory=list)
     begun: bool = False
     open: bool = True
@@ -185,18 +187,21 @@ class DeviceQueue:
         self._spare: deque[tuple[int, int]] = deque()
 
     @contextmanager
-    def batch(self, record: Callable[[int], None]) -> Iterator[None]:
+    def batch(
+        self, record: Callable[[int], None], began: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """Around the ordering of one batch, in the engine thread.
 
         Waits first until fewer than ``depth`` are under way. ``record(ns)`` gets the batch's time
         on the device, from :meth:`begins` on, when it is done, in the completions' thread; never if
         the device is lost before, which errors of its kernels are told by. That thread is not woken
-        before :meth:`Completions.go_on`: first the batch's messages leave.
+        before :meth:`Completions.go_on`: first the batch's messages leave. ``began()`` is called
+        there, too, when that time begins; that is a waking more.
 
         Raises:
             CudaError: the device is lost, by this batch or by one before it.
         """
-        batch = self._begin()
+        batch = self._begin(began)
         try:
             yield
         finally:
@@ -213,6 +218,8 @@ class DeviceQueue:
         if batch is not None and batch.open and not batch.begun:
             batch.begun = True
             self._api.event_record(batch.start, self._stream)
+            if batch.began is not None:
+                self._completions.later(batch.start, batch.began)
 
     def within(self, call: Callable[[], None]) -> None:
         """``call()`` in the completions' thread when the device is past all that the stream holds
@@ -253,7 +260,7 @@ class DeviceQueue:
         for call in batch.calls:
             self._completions.guarded(call)
 
-    def _begin(self) -> _Ordered:
+    def _begin(self, began: Callable[[], None] | None) -> _Ordered:
         self._recycle()
         while len(self._open) >= self.depth:
             self._api.event_synchronize(self._open.popleft().stop)
@@ -263,7 +270,7 @@ class DeviceQueue:
             if self._spare
             else (create(EventKind.CLOCK), create(EventKind.CLOCK))
         )
-        batch = _Ordered(*pair)
+        batch = _Ordered(*pair, began)
         self._open.append(batch)
         with self._lock:
             self._last = batch

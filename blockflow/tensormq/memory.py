@@ -101,12 +101,15 @@ class TensorMemory:
         return out
 
     @contextmanager
-    def batch(self, stage: int, done: Callable[[], None]) -> Iterator[None]:
+    def batch(
+        self, stage: int, done: Callable[[], None], began: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """The engine thread orders one batch within it; on the CPU it is computed then.
 
         On a device it waits first until few enough batches are under way there, and its end marks
         the point that the batch's device time is measured to. ``done()`` is called, in another
-        thread, when the device is past that; not if it is lost.
+        thread, when the device is past that; not if it is lost. ``began()`` is called there when
+        the device comes to the batch: past the one before, and past what its input waits for.
 
         Raises:
             CudaError: it is.
@@ -122,7 +125,7 @@ class TensorMemory:
             times.record(ns)
             done()
 
-        with device.queue.batch(past):
+        with device.queue.batch(past, began):
             yield
 
     def begins(self) -> None:

@@ -212,6 +212,10 @@ class Executor:
             return False
         late = [b for b in self._under_way() if b.overdue_ns is not None and b.overdue_ns <= now]
         for batch in late:
+            if batch.waits:  # for a device; it is looked at again when its time could be over
+                batch.forward_ns = now
+        late = [b for b in late if not b.waits]
+        for batch in late:
             self._running.pop(batch, None)
             self._landing.pop(batch, None)
             stage = self._stages[batch.stage]
@@ -219,7 +223,7 @@ class Executor:
             limit = stage.spec.timeout_ms
             error = BlockError("BLOCK_FAILED", f"no result within {limit} ms", where=stage.name)
             self._delivery.fail([t.item for t in batch.tickets], error)
-        return True
+        return bool(late)
 
     def refuse_all(self, error: BlockFlowError) -> None:
         """Fail everything that waits (termination)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from blockflow.engine.base import Engine
 from blockflow.launch.environment import give_memory_back
 from blockflow.repository.padding import blank
 from blockflow.repository.repository import BlockRepository
-from blockflow.tensormq.atwork import NO_LANE, AtWork
+from blockflow.tensormq.atwork import NO_LANE, WAITS_NS, AtWork
 from blockflow.tensormq.cuda_completions import DeviceQueue
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.worker.buffer_pool import BufferPool
@@ -73,7 +72,6 @@ class Runner:
         self._stages = stages
         self._failpoints = points
         self._pool = BufferPool()
-        self._ordered: deque[tuple[int, Batch]] = deque()  # lanes and batches: a device is at these
         self._device_done_ns = 0
         self.landed: Callable[[Batch], None] = lambda _: None
         self.copied = {number: InputCopies() for number in stages}
@@ -154,27 +152,26 @@ class Runner:
         suspect = any(t.item.alone for t in batch.tickets)
         if suspect:
             queue.settle()
-        with memory.batch(batch.stage, lambda: self._past(lane)):
+        lane, batch.waits = NO_LANE, batch.limit_ns > 0
+        # Who has no time-out needs no waking more for when its time begins.
+        began = (lambda: self._began(batch, lane)) if batch.waits else None
+        with memory.batch(batch.stage, lambda: self._unname(lane), began):
             lane = self._name(batch)
             if lane == NO_LANE and self._at_work is not None:
                 queue.settle()  # what was done is not crossed out yet
                 lane = self._name(batch)
-            self._ordered.append((lane, batch))
             self._compute(batch, lane)
         if suspect:
             queue.settle()
         if batch.out is not None:
             batch.landing = batch.out.finish(lambda ns: self._land(batch, ns))
 
-    def _past(self, lane: int) -> None:
-        """The device is past the oldest batch. It comes to the next one now, whose time begins."""
-        self._unname(lane)
-        self._ordered.popleft()
-        with suppress(IndexError):  # it has none
-            following, batch = self._ordered[0]
-            batch.forward_ns = time.monotonic_ns()
-            if self._at_work is not None:
-                self._at_work.renew(following)
+    def _began(self, batch: Batch, lane: int) -> None:
+        """The device comes to the batch: its time begins."""
+        batch.forward_ns = time.monotonic_ns()
+        batch.waits = False
+        if self._at_work is not None:
+            self._at_work.renew(lane)
 
     def _land(self, batch: Batch, copied_ns: int) -> None:
         """The device's time belongs to the compute, the copy not. While the device was at the batch
@@ -189,7 +186,9 @@ class Runner:
     def _name(self, batch: Batch) -> int:
         """Write down who is at work from now on."""
         items = [t.item for t in batch.tickets]
-        return NO_LANE if self._at_work is None else self._at_work.begin(batch.stage, items)
+        if self._at_work is None:
+            return NO_LANE
+        return self._at_work.begin(batch.stage, items, WAITS_NS if batch.waits else 0)
 
     def _unname(self, lane: int) -> None:
         if self._at_work is not None:
@@ -260,6 +259,8 @@ class Runner:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
         value = 0 if stage.padding is None else stage.padding.value
         x, joined = gathered(tickets, batch.pad_to, value, self._pool)
+        if self._memory is not None:
+            self._memory.begins()
         if not batch.probe:
             self.copied[stage.number].add(joined, x.nbytes)
             self._failpoints.hit("before_forward", stage.name)
@@ -269,8 +270,6 @@ class Runner:
         elif out is None and not x.is_cuda:
             dims = stage.output_dims(tickets[0].source.dtype, x.shape)
             place = self._pool.take(dims, getattr(torch, stage.contract.output.dtype))
-        if self._memory is not None:
-            self._memory.begins()
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         y = engine.run(x, place)
@@ -327,7 +326,8 @@ class Runner:
                 continue
             if self._at_work is not None:
                 if on_device:
-                    self._at_work.renew(lane)
+                    if not batch.waits:
+                        self._at_work.renew(lane)
                 else:
                     self._at_work.restart(lane, batch.stage, [ticket.item])
             try:

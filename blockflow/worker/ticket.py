@@ -178,6 +178,7 @@ class Batch:
         cuts: of a padded batch, by ticket key: the ticket's own dims after the rows in the output.
         alone: one ticket that was to run unbatched; no policy knows of it.
         replayable: its block may run a second time on the same requests.
+        waits: a device has it to compute, and has not come to it: its forward is not begun.
         landing: it is computed on a device, and its output is on the way from there to the host.
     """
 
@@ -198,6 +199,7 @@ class Batch:
     alone: bool = False
     keys: tuple[int, ...] = ()
     replayable: bool = True
+    waits: bool = False
     landing: bool = False
 
     @property

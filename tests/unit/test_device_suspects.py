@@ -89,7 +89,7 @@ class Worker:
         assert look is not None
         self.look = look
 
-    def compute(self, *values: float, alone: bool = False) -> list[Item]:
+    def compute(self, *values: float, alone: bool = False, limit_ns: int = 0) -> list[Item]:
         """One batch with a request per value."""
         path = merge_paths([[1]])[0]
         items = [Item(os.urandom(16), 1, 1, path, 0, 1, 1000, alone=alone) for _ in values]
@@ -97,7 +97,8 @@ class Worker:
         for key, (item, value) in enumerate(zip(items, values, strict=True)):
             x = Source("float32", (2,), 1, tensor=torch.full((1, 2), value))
             tickets.append(Ticket(key, item, 1, x, 0, 0, 0, 0, 2**62, 0))
-        self.runner.compute(Batch(1, tuple(tickets)))
+        self.batch = Batch(1, tuple(tickets), limit_ns=limit_ns)
+        self.runner.compute(self.batch)
         return items
 
     def at_work(self) -> list[tuple[bytes, ...]]:
@@ -149,20 +150,34 @@ def test_a_batch_is_at_work_until_the_device_is_past_it(worker: Worker) -> None:
     thread.join(WAIT_S)
     until(lambda: names(first)[0] not in worker.at_work())  # crossed out by another thread
     now = worker.at_work()
-    assert names(second)[0] in now and len(now) == 2
+    assert now[0] == names(second)[0] and len(now) == 2
     worker.end()
     assert worker.device.completions.wait_idle(WAIT_S)
     assert worker.at_work() == []
 
 
-def test_a_batchs_time_begins_when_the_device_comes_to_it(worker: Worker) -> None:
-    """It was named before, and the batch before it may have taken as long as a forward may."""
+def test_a_batchs_time_begins_when_the_device_comes_to_it(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the batch before, and past what its input waits for: either may have taken as long as a
+    forward may."""
+    api, input_there = worker.device.api, threading.Event()
+
+    def tensor(source: Source) -> torch.Tensor:
+        api.launch(worker.device.stream, lambda: input_there.wait(WAIT_S) and None)
+        return source._tensor
+
     worker.compute(1)
-    second = worker.compute(3)
-    opened_ns = time.monotonic_ns()
+    monkeypatch.setattr(Source, "tensor", tensor)
+    second, batch = worker.compute(3, limit_ns=1), worker.batch
+    worker.runner.sent()
     worker.engine.gates[0].set()
-    until(lambda: worker.look.read()[0].started_ns > opened_ns)
-    assert worker.at_work() == names(second)
+    until(lambda: worker.at_work() == names(second))
+    assert batch.waits and worker.look.read()[0].started_ns > time.monotonic_ns()
+    begins_ns = time.monotonic_ns()
+    input_there.set()
+    until(lambda: worker.look.read()[0].started_ns <= time.monotonic_ns())
+    assert not batch.waits and batch.forward_ns >= begins_ns
 
 
 def test_its_time_on_the_device_begins_behind_what_its_input_waits_for(

@@ -125,6 +125,17 @@ def test_who_never_lands_is_given_up_and_the_next_ones_time_begins_with_a_landin
     assert bench.sink.sent == [[1]], "too late: it was answered for"
 
 
+def test_who_waits_for_the_device_is_not_given_up(bench: Bench) -> None:
+    bench.arrive(1, 1)
+    batch = bench.expect(1)
+    order(bench, batch)
+    batch.waits = True
+    assert not bench.executor.give_up_overdue(20 * MS)
+    assert bench.executor.next_overdue_ns() == 40 * MS, "it is looked at again"
+    batch.waits = False
+    assert bench.executor.give_up_overdue(40 * MS)
+
+
 def test_nothing_lands_after_the_end(bench: Bench) -> None:
     bench.arrive(1, 1)
     batch = bench.expect(1)
