@@ -115,11 +115,11 @@ class Delivery:
         for producer in (self._shm, self._inline):
             if producer is not None:
                 producer.peer_gone(incarnation)
-        for route in self.routes.stages.values():
-            if route.incarnation == incarnation:
-                self._unsent(self._push.drop(route.endpoint))
+        dead = [r.endpoint for r in self.routes.stages.values() if r.incarnation == incarnation]
         self._gone.add(incarnation)
         self.routes = self.routes.without(self._gone)
+        for endpoint in dead:
+            self._unsent(self._push.drop(endpoint))
 
     def producer_for(self, batch: Batch) -> Producer | None:
         """Where the batch's output must lie; None when it does not leave this worker."""

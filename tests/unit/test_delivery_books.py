@@ -267,6 +267,15 @@ def test_what_waits_for_the_dead_fails_and_nothing_more_is_sent_there(rig: Rig) 
     assert rig.data() == [] and rig.slots.outstanding() == 0
 
 
+def test_a_dead_dispatcher_is_not_told_that_it_is_dead(rig: Rig) -> None:
+    """The failure would wait, and a drain or an end with it, for routes that do not name it."""
+    rig.push.slow = {f"ipc://{DISPATCHER}"}
+    rig.send(rig.batch([[1]]))
+    rig.delivery.peer_gone(DISPATCHER)
+    assert rig.push.waiting == [] and rig.slots.outstanding() == 0
+    assert rig.delivery.undeliverable == 1
+
+
 def test_what_waits_for_a_way_that_is_no_more_fails(rig: Rig) -> None:
     rig.push.slow = {f"ipc://{SECOND}"}
     waits = rig.batch([[1, 2]])
