@@ -23,6 +23,7 @@ from blockflow.worker.ticket import Batch, Ticket
 from blockflow.worker.trunk import Trunk
 
 _PATHS_KEPT = 4096
+_HEAP_SLACK = 256
 _WORDS = "policies decide and do not raise"
 
 
@@ -127,6 +128,9 @@ class Scheduler:
         """``ticket`` waits at its stage; ``ticket.ready_ns`` has been set."""
         self._tickets[ticket.key] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
+        if len(self._deadlines) > 2 * len(self._tickets) + _HEAP_SLACK:
+            # What has run would keep its place until its deadline.
+            self._deadlines = sorted((t.deadline_ns, k) for k, t in self._tickets.items())
         self._count(ticket, 1)
         if ticket.arrival_ns == ticket.received_ns:
             self._trunk.note(ticket.item.path, ticket.item.hop)
@@ -149,12 +153,9 @@ class Scheduler:
     def expire(self, now: int) -> list[Ticket]:
         """Take away every ticket whose deadline has passed."""
         gone: list[Ticket] = []
-        heap = self._deadlines
-        while heap and heap[0][0] <= now:
+        while (due := self.next_deadline()) is not None and due <= now:
             # A key is there once for each stage at which it has waited, with one deadline.
-            ticket = self._tickets.get(heapq.heappop(heap)[1])
-            if ticket is not None:
-                gone.append(self._take_out(ticket, now))
+            gone.append(self._take_out(self._tickets[self._deadlines[0][1]], now))
         return gone
 
     def withdraw(self, withdrawn: Container[Item], now: int) -> list[Ticket]:
