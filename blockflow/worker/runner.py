@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -374,7 +375,7 @@ def _threads_set(stage: Stage, threads: int) -> bool:
 
 def _as_error(stage: Stage, exc: Exception) -> BlockFlowError:
     if isinstance(exc, BlockFlowError):
-        return exc
+        return copy(exc)  # without its frames and causes: they know the batch, which keeps it
     _LOG.error("engine of %s raised", stage.name, exc_info=exc)
     return BlockError("BLOCK_FAILED", f"{type(exc).__name__}: {exc}"[:500], where=stage.name)
 

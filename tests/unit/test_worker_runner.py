@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,21 @@ def test_an_input_with_strides_is_straightened_and_counted(bench: Bench) -> None
     bench.runner.compute(batch)
     assert batch.result.tolist() == [[0, 4], [2, 6]]
     assert bench.runner.copied[1] == InputCopies(1, 16)
+
+
+def test_what_has_failed_leaves_no_memory_to_the_collector(bench: Bench) -> None:
+    """A worker of whole tensors has so many buffers; an idle one collects nothing, and stood still
+    when that many requests had failed."""
+    gc.disable()
+    try:
+        for parts in ([[13, 2]],), ([[13, 2]], [[1, 2]], [[13, 4]]):
+            batch = bench.compute(*parts, slot=True)
+            assert batch.errors and batch.out is not None
+            bench.producer.discard(batch.out)
+            del batch
+            assert bench.producer.outstanding() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_readiness_probe_is_not_counted(bench: Bench) -> None:
