@@ -102,8 +102,9 @@ class Source:
             self._tensor = None
             if self._buffer is not None:
                 self._buffer.release()
-            if self._on_release is not None:
-                self._on_release()
+            let_go, self._on_release = self._on_release, None
+            if let_go is not None:  # it may know this source, and what both hold would stay
+                let_go()
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from typing import cast
 
 import pytest
@@ -174,6 +176,25 @@ def test_branches_here_share_an_output_until_the_last_has_read_it(
     bench.compute(bench.expect(one.stage))
     assert one.source.tensor() is None
     assert bench.slots is not None and bench.slots.free == 3
+
+
+def test_an_output_that_nobody_reads_any_more_is_not_left_to_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole tensor's memory counts as out for as long as anything refers to it."""
+    bench = Bench(monkeypatch, stages=2, lanes=1, slots=2)
+    gc.disable()
+    try:
+        bench.arrive(1, 1, 2)
+        batch = bench.expect(1)
+        out = weakref.ref(batch.out)
+        bench.compute(batch)
+        del batch
+        assert out() is not None
+        bench.compute(bench.expect(2))
+        assert out() is None
+    finally:
+        gc.enable()
 
 
 def test_what_goes_on_here_from_a_padded_batch_keeps_its_own_length(
