@@ -135,9 +135,8 @@ class Runner:
     def sent(self) -> None:
         """The messages of what was computed last have left: what is to follow it on a device may
         take its share of the interpreter."""
-        memory = self._memory
-        if memory is not None and memory.device is not None:
-            memory.device.completions.go_on()
+        if self._memory is not None and self._memory.device is not None:
+            self._memory.device.completions.go_on()
 
     @property
     def concurrent(self) -> bool:
