@@ -18,6 +18,14 @@ MAX_CLIENTS = 4096
 """Clients that are remembered by what they want; in flight there are fewer than credits anyway."""
 
 _REFRESH_NS = 10_000_000
+_PER_CLIENT_NS = 10_000
+"""A look takes up to half a microsecond per client: of many, no more than a twentieth of the time
+..."""
+
+_FEW = 64
+"""... and it comes at once, when one more makes itself known, only while there are so few: each of
+many does so every second."""
+
 _HEADROOM = 1
 
 
@@ -89,7 +97,7 @@ class FairShares:
                 return
             wish = self._by_client[client] = _Wish()
         wish.refused += 1
-        if wish.refused == 1:
+        if wish.refused == 1 and len(self._by_client) <= _FEW:
             self._looked_ns = None  # somebody has made itself known: at once, not in a moment
         wish.most = max(wish.most, wish.inflight + wish.refused)
 
@@ -103,11 +111,12 @@ class FairShares:
         return mine < math.floor(level) or (mine < level and not self._starving)
 
     def level(self, limit: int, now_ns: int) -> float:
-        """What each client may have at most; a hundredth of a second old at most."""
+        """What each client may have at most; a hundredth of a second old at most (of more than a
+        thousand clients, by so much more)."""
         if (
             self._looked_ns is None
             or limit != self._level_of
-            or now_ns - self._looked_ns >= _REFRESH_NS
+            or now_ns - self._looked_ns >= max(_REFRESH_NS, _PER_CLIENT_NS * len(self._by_client))
         ):
             self._turn(now_ns)
             wishes = self._by_client.values()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import TaskRoute
+from blockflow.dispatcher import fairness
 from blockflow.dispatcher.admission import ADMIT, Admission, Admit
 from blockflow.dispatcher.fairness import MAX_CLIENTS, FairShares, fair_level
 
@@ -141,6 +142,27 @@ def test_the_level_is_looked_at_every_hundredth_of_a_second() -> None:
     assert shares.level(10, now + 20 * MS - 1) == 8
     assert shares.level(10, now + 20 * MS) == 5
     assert shares.level(20, now + 20 * MS) == 10  # and another limit
+
+
+def test_of_many_who_make_themselves_known_each_costs_no_look_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a look goes through all of them: a second of a thousand clients took half a second."""
+    looks: list[int] = []
+
+    def level(wants: list[int], limit: int) -> float:
+        looks.append(len(wants))
+        return fair_level(wants, limit)
+
+    monkeypatch.setattr(fairness, "fair_level", level)
+    shares, step = FairShares(), 10_000
+    for n in range(2000):
+        shares.refused(n)
+        shares.level(100, n * step)
+    assert looks[:64] == list(range(1, 65))
+    assert len(looks) < 70
+    shares.level(100, 2000 * step + 20 * MS)
+    assert looks[-1] == 2000
 
 
 def test_what_is_left_over_waits_for_whom_lacks_its_even_part() -> None:
