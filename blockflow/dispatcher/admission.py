@@ -44,6 +44,11 @@ class Reject:
 ADMIT = Admit()
 
 
+def _share_of(tasks: Iterable[str]) -> tuple[str, ...]:
+    """Requests for the same tasks compete as one, in whatever order they name them."""
+    return tuple(sorted(tasks))
+
+
 class _Pool:
     """The credits of one task, or of all together (``adaptive`` None: they are as configured)."""
 
@@ -178,7 +183,7 @@ class Admission:
         ``inflight`` and ``of_client`` count the requests in flight, ``charged`` their input bytes;
         ``budget_ns`` is the time to its deadline.
         """
-        names = tuple(tasks)
+        names = _share_of(tasks)
         if nbytes > self.max_bytes:  # to try again would not help
             text = f"an input of {nbytes} bytes: all together may have {self.max_bytes}"
             return Reject(RequestError("TOO_LARGE", text, hint="send fewer rows per request"))
@@ -230,7 +235,7 @@ class Admission:
         self, key: Hashable, client: bytes, tasks: Iterable[str], budget_ns: int, now_ns: int
     ) -> None:
         """An admitted request sets out; ``key`` names it until it leaves."""
-        names = tuple(tasks)
+        names = _share_of(tasks)
         self._all.shares.enter(client, now_ns)
         self._by_task.shares.enter(names, now_ns)
         pools = []

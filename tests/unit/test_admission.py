@@ -111,3 +111,30 @@ def test_what_never_fits_is_not_told_to_come_back(admission: Admission) -> None:
         assert isinstance(verdict, Reject)
         assert (verdict.error.code, verdict.error.retryable) == ("TOO_LARGE", False)
     assert admission.figures()["refused"] == {}
+
+
+def test_the_order_of_a_requests_tasks_makes_no_further_share() -> None:
+    admission, key = Admission(12, 12, 10_000, adaptive=False), 0
+
+    def ask(*tasks: str) -> bool:
+        nonlocal key
+        verdict = admission.decide(
+            b"gateway",
+            tasks,
+            inflight=admission.inflight,
+            of_client=admission.inflight,
+            charged=0,
+            nbytes=1,
+            budget_ns=10 * SECOND,
+            now_ns=0,
+        )
+        if verdict is ADMIT:
+            key += 1
+            admission.enter(key, b"gateway", tasks, 10 * SECOND, 0)
+        return verdict is ADMIT
+
+    for _ in range(99):
+        admission._by_task.shares.refused(("c",))
+    taken = sum([ask(*tasks) for _ in range(9) for tasks in (("a", "b"), ("b", "a"))])
+    assert taken == 6
+    assert sum([ask("c") for _ in range(9)]) == 6
