@@ -177,9 +177,11 @@ class Planner:
         """The way of what has waited. Raises as :meth:`plan`.
 
         Of a further attempt the tasks' own paths, since a canary may be why there has to be one;
-        of a request that has not set out yet with the ``turns`` that it had when it came.
+        of a request that has not set out yet with the ``turns`` that it had when it came, as far as
+        these canaries are still tried.
         """
-        return self._first(tasks, turns)
+        tried = [t.name for t in tasks if t.canary and t.name in turns]
+        return self._first(tasks, frozenset(tried))
 
     def _turns(self, tasks: Sequence[TaskRoute]) -> frozenset[str]:
         return frozenset([t.name for t in tasks if t.canary and self._canaries.turn(t)])

@@ -15,7 +15,10 @@ from blockflow.core.placement import desired_workers
 from blockflow.core.routing import CanaryRoute, RouteTable, StageRoute, TaskRoute
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.dispatcher.canary import CanaryTurns
+from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.plan import Plan, Planner
+from blockflow.dispatcher.retry import RetryBudget
 from blockflow.dispatcher.stats import DispatcherStats
 
 SPEC = TensorSpec("float32", ("rows", 4))
@@ -161,6 +164,27 @@ def test_new_routes_go_on_where_the_sequence_was() -> None:
     made.replace(routes([task("ab", "ac", 0.3)], "abc", version=2))
     got = [bool(p.canaries) for p in ways(made, "t", n=20)]
     assert got == turns(0.3, 27)[7:]
+
+
+# --- what waits for a worker --------------------------------------------------------------------
+
+
+def parked(made: Planner, *names: str) -> tuple[InFlightTable, Entry]:
+    """A request that came while block "a" had no worker, and whose canaries' turn it was."""
+    table = InFlightTable(7, made, RetryBudget(10))
+    plan = made.way([made.task(t) for t in names])
+    given: dict[str, Any] = {"rows": 1, "deadline_ns": 9, "received_ns": 0}
+    entry = table.admit(b"c", bytes(16), names, plan, retained=None, charged=1, **given)
+    assert entry.waits_for == "a worker of block 'a'" and entry.plan.turns
+    return table, entry
+
+
+def test_what_has_waited_does_not_say_that_it_tries_what_is_no_longer_tried() -> None:
+    made = planner([task("ab", "ac", 1.0)], blocks="bc")
+    table, entry = parked(made, "t")
+    made.replace(routes([task("ab")], "abc", version=2))
+    table.published()
+    assert (entry.plan.blocks, entry.plan.canaries) == (("a", "b"), frozenset())
 
 
 # --- figures ------------------------------------------------------------------------------------
