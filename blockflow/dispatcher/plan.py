@@ -249,6 +249,10 @@ class Planner:
         gone = any(self.down(block) and not self._replicas.get(block) for block in path)
         return self._unavailable([path]) if gone else None
 
+    def runs(self, path: Sequence[str]) -> bool:
+        """Whether each of its blocks has a live worker."""
+        return all(self._replicas.get(block) for block in path)
+
     def _unavailable(self, paths: Sequence[Sequence[str]]) -> RequestError:
         """What to say of paths with absent blocks: of the one that will not come back, if any."""
         absent = [b for path in paths for b in path if not self._replicas.get(b)]

@@ -99,8 +99,10 @@ class WaitingRoom:
                 or route.max_rows < entry.rows
             ):
                 found[name] = _changed(entry, f"an update changed task {name!r} meanwhile")
-            elif name not in entry.plan.turns and (why := self._planner.hopeless(route.path)):
-                found[name] = why
+            elif why := self._planner.hopeless(route.path):
+                tried = route.canary if name in entry.plan.turns else None
+                if tried is None or not self._planner.runs(tried.path):
+                    found[name] = why
         return found
 
     def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,6 +186,20 @@ def test_what_has_waited_does_not_say_that_it_tries_what_is_no_longer_tried() ->
     made.replace(routes([task("ab")], "abc", version=2))
     table.published()
     assert (entry.plan.blocks, entry.plan.canaries) == (("a", "b"), frozenset())
+
+
+@pytest.mark.parametrize(("tried", "there"), [("", "ax"), ("ac", "ax"), ("ac", "acx")])
+def test_a_turn_saves_nobody_whose_own_path_is_given_up(tried: str, there: str) -> None:
+    """... but where the canary runs; the other tasks of the request go on in any case."""
+    made = planner([task("ab", "ac", 1.0), task("ax", name="u")], blocks="bcx")
+    table, entry = parked(made, "t", "u")
+    after = routes([task("ab", tried, 1.0), task("ax", name="u")], there, version=2)
+    made.replace(replace(after, down={"b": "it was given up"}))
+    table.published()
+    runs = "c" in there
+    assert entry.open == (("t", "u") if runs else ("u",))
+    assert entry.plan.canaries == frozenset("t" if runs else "")
+    assert not entry.waits_for
 
 
 # --- figures ------------------------------------------------------------------------------------
