@@ -198,9 +198,14 @@ class ClientPort:
         """Clients that :meth:`flush` has something to do for."""
         return len(self._debts) + len(self.peers.gone)
 
+    @property
+    def blocked(self) -> bool:
+        """Replies wait here, which their clients' connections did not take."""
+        return any(d.waiting for d in self._debts.values())
+
     def next_look_ms(self) -> int | None:
         """How soon :meth:`flush` or :meth:`look` is due; None = at any event."""
-        if self.peers.gone or any(d.waiting for d in self._debts.values()):
+        if self.peers.gone or self.blocked:
             return _RETRY_MS
         watch_ms = self.watch.next_ms()
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS

@@ -57,6 +57,10 @@ _FIRST_ROUTES_NS = 1_000_000_000
 """What clients send to a new Dispatcher waits for its first routes, but no longer than this: one
 that replaces another gets them at once, and need not tell its predecessor's clients NOT_READY."""
 
+_LAST_REPLIES_NS = 1_000_000_000
+"""At the end there is a reply for each request in flight, more than a connection takes at once. For
+so long they wait for clients that read; ZeroMQ has as long for what it has taken."""
+
 _CLIENT_HWM = 64
 _RETURN_HWM = 1024
 _RETURN_FRAMES = 2
@@ -169,6 +173,11 @@ class DispatcherServer:
         self.exchange.abort_all(
             RequestError("BLOCK_UNAVAILABLE", "the system is shutting down", hint="try again later")
         )
+        end_ns = self._clock() + _LAST_REPLIES_NS
+        while self._clients.blocked and self._clock() < end_ns:
+            self._clients.departures.poll(self._clients.next_look_ms())
+            self._guarded("connections", self._clients.on_departures, self._clock())
+            self._guarded("the last replies", self.exchange.tick)
 
     def step(self, timeout_ms: int) -> None:
         """One round: wait for at most ``timeout_ms``, then handle what has come."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
-from blockflow.dispatcher.clients import TRACKED_BYTES
+from blockflow.dispatcher.clients import TRACKED_BYTES, Sent
 from blockflow.wire import client as wire
 from blockflow.wire.control import Drain, Drained, Monitor, Routes, Stats, Undrain
 
@@ -107,7 +107,10 @@ def test_draining_admits_nothing_and_says_when_it_is_empty(make: Callable[..., R
     np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
 
 
-def test_stop_answers_what_is_in_flight(make: Callable[..., Rig]) -> None:
+def test_stop_answers_what_is_in_flight(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is more than a connection takes at once."""
     r = make()
     worker = r.worker(11, {1: "e"})
     worker.behave["e"] = swallow
@@ -116,6 +119,13 @@ def test_stop_answers_what_is_in_flight(make: Callable[..., Rig]) -> None:
     for _ in range(3):
         client.ask("t", X)
     wait_until(lambda: len(worker.seen) == 3)
+    port = r.server._clients
+    take, refusals = port._try, iter(range(5))
+
+    def try_later(*given: Any) -> Sent:
+        return take(*given) if next(refusals, None) is None else Sent.LATER
+
+    monkeypatch.setattr(port, "_try", try_later)
     r.stop()
     for _ in range(3):
         reply, _ = client.answer()
