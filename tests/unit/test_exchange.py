@@ -357,3 +357,20 @@ def test_nothing_is_sent_on_its_way_for_who_has_gone() -> None:
     s.exchange._grants = cast(Any, SimpleNamespace(client_gone=lambda _: None))
     s.publish(11, tasks="t")
     assert (s.items(), s.out()) == ([], (0, 0, 0))
+
+
+@pytest.mark.parametrize(("looks_us", "looks"), [(0, 1000), (1000, 10), (9000, 2)])
+def test_to_look_at_debts_takes_no_more_than_a_part_of_the_time(looks_us: int, looks: int) -> None:
+    """A look takes the longer the more clients read slowly, and comes after every message."""
+    s, seen = Scene(), []
+
+    def flush(now_ns: int) -> list[Any]:
+        seen.append(now_ns)
+        s.now += looks_us * 1000
+        return []
+
+    s.exchange._clients = cast(Any, SimpleNamespace(waiting=lambda: 1, flush=flush))
+    for _ in range(1000):
+        s.exchange.tick()
+        s.now += 100_000
+    assert len(seen) == looks
