@@ -48,6 +48,10 @@ class Catalog:
     def __contains__(self, request_id: bytes | None) -> bool:
         return request_id in self._questions
 
+    def __len__(self) -> int:
+        """The questions that wait."""
+        return len(self._questions)
+
     def expects(self, request_id: bytes) -> bool:
         """Whether a description of this name answers something: a question, or the client's own."""
         return request_id in self or (request_id == UNASKED and self._probed_ns is not None)

@@ -167,9 +167,9 @@ class ClientCore:
             if p.sent:
                 self.counters.retries += 1
                 self._put_back(p)
-            self._arm(p.request_id, self._due(p))
-        for rid in self._catalog.open:
-            self._arm(rid, self._catalog.due(rid))
+        # All wait for something else now: what was armed before would only pile up, break by break.
+        armed = [(self._due(p), rid) for rid, p in self._pending.items()]
+        self._timers = sorted(armed + [(self._catalog.due(rid), rid) for rid in self._catalog.open])
         return out
 
     def on_denied(self) -> list[Outcome]:
@@ -295,7 +295,7 @@ class ClientCore:
     def _arm(self, request_id: bytes, due_ns: int) -> None:
         heapq.heappush(self._timers, (due_ns, request_id))
         # What has ended stays behind until it is due, or could be sent: swept when it is the most.
-        pending, many = self._pending, 4 * len(self._pending) + 256
+        pending, many = self._pending, 4 * (len(self._pending) + len(self._catalog)) + 256
         if len(self._timers) > many:
             self._timers = [t for t in self._timers if t[1] in pending or t[1] in self._catalog]
             heapq.heapify(self._timers)

@@ -15,7 +15,7 @@ from client_core_rig import (
 )
 
 from blockflow.client.core import ClientCore
-from blockflow.client.outcome import Answered
+from blockflow.client.outcome import Answered, Failed
 from blockflow.client.sharing import Sharing
 from blockflow.core.errors import make_error
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
@@ -118,3 +118,20 @@ def test_no_retry_waits_longer_than_for_a_connection_or_the_deadline() -> None:
     assert only(core.on_tick(500 * MS)).request_id == rid(2)
     lost = only(core.on_tick(1100 * MS))  # the connect time-out is 1 s
     assert (lost.request_id, lost.error.code) == (rid(1), "CONNECTION_LOST")
+
+
+def test_breaks_do_not_pile_up_timers() -> None:
+    """At the fourth all that had piled up was swept for each request anew."""
+    core = connected_core()
+    for n in range(1, 8):
+        retrying(core, n, retries=200, deadline_ms=1000 + n)
+    core.ask(rid(9), ("t",), 60_000, 0)
+    for n in range(99):
+        send_all(core)
+        core.on_disconnected(n)
+        assert len(core._timers) == 8
+        core.on_connected()
+    send_all(core)
+    assert [core.next_wakeup(), core._timers[0][1]] == [core._catalog.due(rid(9)), rid(9)]
+    ended = [o for o in core.on_tick(2000 * MS) if isinstance(o, Failed)]
+    assert [o.request_id for o in ended] == [rid(n) for n in range(1, 8)]
