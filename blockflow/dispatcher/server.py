@@ -51,7 +51,9 @@ _LOG = logging.getLogger("blockflow.dispatcher")
 
 _RETURNS_AT_ONCE = 64
 _REQUESTS_AT_ONCE = 32
-"""Results come first, as they give credits back; neither side starves the other."""
+_ROUND_NS = 5_000_000
+"""Results come first, as they give credits back; neither side starves the other: so many messages,
+or for so long, as copies of large tensors take milliseconds each."""
 
 _FIRST_ROUTES_NS = 1_000_000_000
 """What clients send to a new Dispatcher waits for its first routes, but no longer than this: one
@@ -232,6 +234,7 @@ class DispatcherServer:
         return left if look is None else min(left, look)
 
     def _serve_returns(self) -> None:
+        end_ns = self._clock() + _ROUND_NS
         for _ in range(_RETURNS_AT_ONCE):
             frames = self._reader.read()
             if not frames:
@@ -242,8 +245,11 @@ class DispatcherServer:
                 self.exchange.on_return(frames)
             except Exception:
                 self.exchange.defect("a result")
+            if self._clock() >= end_ns:
+                return
 
     def _serve_clients(self) -> None:
+        end_ns = self._clock() + _ROUND_NS
         for _ in range(_REQUESTS_AT_ONCE):
             try:
                 received = self._clients.receive(self._clock())
@@ -252,6 +258,8 @@ class DispatcherServer:
                 self.exchange.on_client(*received)
             except Exception:
                 self.exchange.defect("a request")
+            if self._clock() >= end_ns:
+                return
 
     def _held_bytes(self) -> int:
         """Inputs and results that are kept in this process's own memory."""
