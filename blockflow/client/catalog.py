@@ -44,6 +44,7 @@ class Catalog:
         self._tasks: dict[str, TaskRoute] | None = None
         self._epoch = 0
         self._probed_ns: int | None = None
+        self._asked_ns = 0  # by whoever waits for tasks, once more
 
     def __contains__(self, request_id: bytes | None) -> bool:
         return request_id in self._questions
@@ -118,7 +119,11 @@ class Catalog:
         q = self._questions[request_id]
         if q.wanted is not None and now_ns < q.deadline_ns:
             q.asked_ns = now_ns
-            return [], [_describe(request_id)] if self._link.up else []
+            # An answer is one for all who wait so: thousands would ask for nothing else.
+            if not self._link.up or now_ns - self._asked_ns < READY_POLL_NS:
+                return [], []
+            self._asked_ns = now_ns
+            return [], [_describe(request_id)]
         del self._questions[request_id]
         if not self._link.up:
             return [Failed(request_id, self._link.lost("no connection"))], []

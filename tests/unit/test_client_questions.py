@@ -111,3 +111,19 @@ def test_who_waits_long_asks_rarely() -> None:
     assert now == 60_000 * MS and 60 < len(asked) < 120
     assert asked[:3] == [0, 50 * MS, 100 * MS]
     assert max(b - a for a, b in pairwise(asked)) == 1000 * MS
+
+
+def test_many_that_wait_in_one_program_ask_as_often_as_one() -> None:
+    """The answer to one is an answer to all; a hundred threads took half a core."""
+    core, now, asked = connected_core(), 0, []
+    for n in range(1, 101):
+        core.ask(rid(n), ["t"] if n % 2 else ["t", "u"], 60_000, now := n * MS)
+    assert len(send_all(core, now)) == 100
+    while (wakeup := core.next_wakeup()) < 1500 * MS:
+        now = wakeup
+        core.on_tick(now)
+        asked += [now] * len(send_all(core, now))
+    assert 20 < len(asked) < 30
+    assert min(b - a for a, b in pairwise(asked)) >= 50 * MS
+    ended = core.on_message(description(UNASKED), now)
+    assert sorted(o.request_id for o in ended) == [rid(n) for n in range(1, 101, 2)]
