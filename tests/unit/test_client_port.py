@@ -81,6 +81,17 @@ def test_who_takes_one_message_after_the_other_is_not_slow(s: Scene) -> None:
     assert (s.port.evicted, s.port.backlog_bytes()) == (1, 4)
 
 
+@pytest.mark.parametrize(("keys", "cut_off_ms"), [(False, 2100), (True, 3100)])
+def test_with_keys_who_takes_nothing_has_a_second_more(
+    s: Scene, keys: bool, cut_off_ms: int
+) -> None:
+    s.port._encrypted = keys
+    s.router.room = {A: 0}
+    s.send(A, b"1234")
+    looks = range(100 * MS, 5000 * MS, 100 * MS)
+    assert next(now for now in looks if s.port.flush(now)) == cut_off_ms * MS
+
+
 def test_who_owes_most_of_too_much_is_cut_off(s: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "OWED_BYTES", 10)
     monkeypatch.setattr(clients, "MOST_OWED_BYTES", 10)

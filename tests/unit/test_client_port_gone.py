@@ -48,6 +48,18 @@ def test_also_of_one_that_nobody_had_heard(s: Scene) -> None:
     assert s.port.present == (B,)
 
 
+def test_also_of_one_that_is_being_ended_before_it_is_heard(s: Scene) -> None:
+    """It was turned away: no answer would reach it."""
+    fd = s.accepted()
+    s.port.on_departures(0)
+    connection = s.port.peers.book.at(fd)
+    assert connection is not None
+    s.port.peers.book.shut(connection)
+    assert not s.heard(A, fd)
+    assert s.port.present == ()
+    assert s.ended(fd) == []
+
+
 def test_of_more_than_are_remembered_the_connection_tells(
     s: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,3 +155,15 @@ def test_who_was_cut_off_in_doubt_and_speaks_on_sees_its_connection_end(
     assert not s.heard(A, fd)
     assert s.peers[fd].recv(1) == b""
     assert s.port.evicted == 1
+
+
+def test_when_the_last_to_be_read_is_refused_all_is_read(s: Scene) -> None:
+    """Nobody would look a second time, and who has the number now stayed in doubt."""
+    fd, other = s.accepted(), s.accepted()
+    s.ended(fd)
+    s.router.event(zmq.EVENT_ACCEPTED, fd)
+    s.port.peers.note(0)
+    s.router.said(b"n" * 256, other)
+    s.router.said(b"n" * 256, other)
+    assert heard(s) == [] and s.port.peers.book.unclear
+    assert heard(s) == [] and not s.port.peers.book.unclear
