@@ -63,6 +63,10 @@ class Plan:
     absent: str = ""
     turns: frozenset[str] = frozenset()
 
+    def trial(self, task: str) -> tuple[str, ...]:
+        """The canary's path that was published for one of its tasks; () = none."""
+        return next((t.canary.path for t in self.tasks if t.name == task and t.canary), ())
+
 
 class Planner:
     """The route table in force, and which replica gets the next request.

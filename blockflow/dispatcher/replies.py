@@ -26,9 +26,9 @@ def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.
     results: list[wire.TaskResult] = []
     total = now_ns - entry.received_ns
     for task, plan, end, outcome, ingress in entry.results():
-        tried = task in plan.canaries
+        tried, trial = task in plan.canaries, plan.trial(task)
         if isinstance(outcome, BlockFlowError):
-            stats.failed(task, outcome.code, canary=tried)
+            stats.failed(task, outcome.code, canary=tried, trial=trial)
             results.append(
                 wire.TaskResult(
                     task, None, outcome, ingress_ns=ingress, total_ns=total, canary=tried
@@ -54,7 +54,7 @@ def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.
                 tried,
             )
         )
-        stats.succeeded(task, total, ingress, egress, now_ns, canary=tried)
+        stats.succeeded(task, total, ingress, egress, now_ns, canary=tried, trial=trial)
     reply = wire.Reply(entry.request_id, entry.plan.epoch, tuple(results), entry.received_ns)
     return reply, frames
 

@@ -146,8 +146,11 @@ class TaskStats:
             self.canary = path
             self.variants = {"stable": VariantStats(), "canary": VariantStats()} if path else {}
 
-    def variant(self, canary: bool) -> VariantStats | None:
-        """Where an answer counts besides; None while nothing is tried."""
+    def variant(self, canary: bool, trial: tuple[str, ...] | None) -> VariantStats | None:
+        """Where an answer counts besides; None while nothing is tried, or something else than the
+        ``trial`` that was published when its request set out (None: the present one)."""
+        if trial is not None and trial != self.canary:
+            return None
         return self.variants.get("canary" if canary else "stable")
 
     def to_dict(self) -> dict[str, Any]:
@@ -244,6 +247,7 @@ class DispatcherStats:
         now_ns: int,
         *,
         canary: bool = False,
+        trial: tuple[str, ...] | None = None,
     ) -> None:
         task = self._changed(name)
         if task is not None:
@@ -252,16 +256,23 @@ class DispatcherStats:
             task.latency.record(total_ns)
             task.ingress.record(ingress_ns)
             task.egress.record(egress_ns)
-            variant = task.variant(canary)
+            variant = task.variant(canary, trial)
             if variant is not None:
                 variant.ok += 1
                 variant.latency.record(total_ns)
 
-    def failed(self, name: str, code: str, *, canary: bool = False) -> None:
+    def failed(
+        self,
+        name: str,
+        code: str,
+        *,
+        canary: bool = False,
+        trial: tuple[str, ...] | None = None,
+    ) -> None:
         task = self._changed(name)
         if task is not None:
             task.failed[code] += 1
-            variant = task.variant(canary)
+            variant = task.variant(canary, trial)
             if variant is not None:
                 variant.failed[code] += 1
 

@@ -222,6 +222,17 @@ def test_the_figures_tell_the_two_apart() -> None:
     assert (frozen["t"]["ok"], frozen["t"]["failed"]) == (3, {"BLOCK_FAILED": 1})
 
 
+def test_what_had_set_out_before_the_present_trial_counts_for_none() -> None:
+    stats = DispatcherStats()
+    stats.publish(["t"], {"t": ("a", "d")})
+    for trial in ((), ("a", "c"), ("a", "d")):
+        stats.succeeded("t", 1000, 1, 1, 0, canary=bool(trial), trial=trial)
+        stats.failed("t", "BLOCK_FAILED", canary=bool(trial), trial=trial)
+    counted = stats.tasks["t"].variants
+    assert (stats.tasks["t"].ok, stats.tasks["t"].failed.total()) == (3, 3)
+    assert [(v.ok, v.failed.total()) for v in counted.values()] == [(0, 0), (1, 1)]
+
+
 def test_another_path_begins_new_figures_another_share_does_not() -> None:
     stats = DispatcherStats()
     stats.publish(["t"], {"t": ("a", "c")})
