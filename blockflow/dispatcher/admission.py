@@ -84,11 +84,12 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """An admitted request: ``pools`` by task with the requests in flight when it came in."""
+    """An admitted request: ``pools`` by task with the requests in flight when it came in, and the
+    limit that it teaches: an update that changes the path begins another one."""
 
     client: bytes
     tasks: tuple[str, ...]
-    pools: tuple[tuple[str, _Pool, int], ...]
+    pools: tuple[tuple[str, _Pool, int, AdaptiveLimit | None], ...]
     budget_ns: int
 
 
@@ -242,7 +243,8 @@ class Admission:
         for name in names:
             pool = self._pools.get(name)
             if pool is not None:
-                pools.append((name, pool, pool.shares.enter(client, now_ns)))
+                ahead = pool.shares.enter(client, now_ns)
+                pools.append((name, pool, ahead, pool.adaptive))
         self._passes[key] = _Pass(client, names, tuple(pools), budget_ns)
 
     def answered(
@@ -259,12 +261,12 @@ class Admission:
         taken = self._passes.get(key)
         if taken is None:
             return
-        for name, pool, ahead in taken.pools:
-            if name == task and pool.adaptive is not None:
+        for name, _, ahead, adaptive in taken.pools:
+            if name == task and adaptive is not None:
                 if spent is None:
-                    pool.adaptive.expired(ahead, taken.budget_ns, now_ns)
+                    adaptive.expired(ahead, taken.budget_ns, now_ns)
                 else:
-                    pool.adaptive.sample(ahead, *spent, taken.budget_ns, now_ns)
+                    adaptive.sample(ahead, *spent, taken.budget_ns, now_ns)
 
     def leave(self, key: Hashable, now_ns: int) -> None:
         """A request has ended, however it did; the rate of that says when credits will be free."""
@@ -273,7 +275,7 @@ class Admission:
         if taken is not None:
             self._all.shares.leave(taken.client)
             self._by_task.shares.leave(taken.tasks)
-            for _, pool, _ in taken.pools:
+            for _, pool, *_ in taken.pools:
                 pool.shares.leave(taken.client)
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from blockflow.core.model import Contract, TensorSpec
+from blockflow.core.routing import TaskRoute
 from blockflow.dispatcher.admission import ADMIT, Admission, Reject
 
 SECOND = 1_000_000_000
@@ -138,3 +140,22 @@ def test_the_order_of_a_requests_tasks_makes_no_further_share() -> None:
     taken = sum([ask(*tasks) for _ in range(9) for tasks in (("a", "b"), ("b", "a"))])
     assert taken == 6
     assert sum([ask("c") for _ in range(9)]) == 6
+
+
+@pytest.mark.parametrize("blocks", ["a", "abc"])
+def test_what_came_before_its_path_changed_teaches_the_new_limit_nothing(blocks: str) -> None:
+    admission = Admission(64, 64, 10_000)
+
+    def publish(path: str) -> None:
+        spec = TensorSpec("float32", ("rows", 4))
+        admission.publish({"t": TaskRoute("t", tuple(path), Contract(spec, spec))})
+
+    publish("a")
+    for key in range(32):
+        enter(admission, key, b"c", "t", 0)
+    publish(blocks)
+    for key in range(32):  # it had queued for most of its time
+        admission.answered(key, "t", 9 * SECOND, SECOND // 100, 9 * SECOND + key * SECOND // 50)
+        admission.leave(key, 9 * SECOND)
+    assert (admission.limit("t") < 64) == (blocks == "a")
+    assert admission.inflight == 0
