@@ -173,6 +173,16 @@ def test_this_machine_can_run_the_tests(machine: Path) -> None:
     assert list(machine.iterdir()) == []  # and nothing was made
 
 
+def test_where_proc_tells_of_processes_only(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a service with ``ProcSubset=pid``."""
+
+    def absent() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", absent)
+    assert found(machine).memory > 0
+
+
 def test_dead_and_living_systems_are_told_apart() -> None:
     with TemporaryDirectory(prefix="bf") as folder:  # a short path: there would be sockets below it
         root = Path(folder)

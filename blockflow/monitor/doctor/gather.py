@@ -106,7 +106,7 @@ def gather(
         gpus=_gpus(),
         mps=has_mps(os.environ),
         cuda=has_cuda(find_spec("torch")),
-        memory=psutil.virtual_memory().total,
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         memory_limit=cgroup.memory_limit(),
         keys=_keys(keys),
         stored=stored,
