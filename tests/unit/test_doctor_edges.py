@@ -59,6 +59,7 @@ def wrong(**fault: Any) -> list[Finding]:
         {"state_dir": replace(STATE, mode=0o755)},
         {"repository": replace(BLOCKS, mode=0o775)},
         {"packages": {**GOOD.packages, "onnxruntime": "1"}},
+        {"shm": replace(SHM, path="/mnt/memory/bf", exists=False)},  # it is made when it is needed
     ],
 )
 def test_just_well(fault: dict[str, Any]) -> None:
@@ -69,6 +70,7 @@ def test_just_well(fault: dict[str, Any]) -> None:
     ("fault", "level"),
     [
         ({"shm": replace(SHM, free=32 * MIB)}, Level.WARNING),
+        ({"shm": replace(SHM, path="/closed/bf", exists=False, writable=False)}, Level.ERROR),
         ({"fds_soft": LEAST_FDS}, Level.WARNING),
         ({"clock_step_ns": 1_000_001}, Level.WARNING),
         ({"year": 2024}, Level.WARNING),
@@ -214,7 +216,10 @@ def test_where_shared_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/run/x", "/run/x"),
         ("/dev/shmx", "/dev/shmx"),
     ):
+        monkeypatch.setenv(gathering.ROOT_ENV, root)
         assert gathering._shared_memory(Path(root)) == Path(place)
+    monkeypatch.delenv(gathering.ROOT_ENV)  # a machine without it: files go to the disk
+    assert gathering._shared_memory(Path("/tmp/blockflow-0")) == Path("/dev/shm")
 
 
 def test_the_devices_that_a_test_pretends_are_none_of_this_machine(

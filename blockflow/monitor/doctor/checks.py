@@ -121,7 +121,8 @@ def shared_memory(f: Facts) -> Iterator[Finding]:
     larger = f"enlarge the file system of {shm.path}"
     if shm.path == "/dev/shm":
         larger = "docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm"
-    if not shm.exists or not shm.writable:
+    missing = not shm.exists and shm.path == "/dev/shm"  # a folder elsewhere is made when needed
+    if missing or not shm.writable:
         why = "is not there" if not shm.exists else "cannot be written to"
         remedy = "mount a tmpfs there, or set BLOCKFLOW_RUN_ROOT to a folder in another tmpfs"
         yield Finding(name, Level.ERROR, f"{shm.path} {why}", remedy)

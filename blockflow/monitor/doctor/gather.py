@@ -42,7 +42,7 @@ from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Lefto
 from blockflow.repository.machine import ENGINE_PACKAGES, fingerprint, version_of
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.cuda_here import DOUBLE_ENV, devices_here, has_mps
-from blockflow.tensormq.janitor import LOCK_NAME, run_root
+from blockflow.tensormq.janitor import LOCK_NAME, ROOT_ENV, run_root
 from blockflow.tensormq.keys import Keyring
 
 HASHED_BYTES = 512 * MIB
@@ -278,7 +278,8 @@ def _nbytes(path: Path) -> int:
 
 def _shared_memory(run_root: Path) -> Path:
     shm = Path("/dev/shm")
-    return shm if run_root.is_relative_to(shm) else run_root
+    named = os.environ.get(ROOT_ENV)  # else it is elsewhere only where there is no shared memory
+    return run_root if named and not run_root.is_relative_to(shm) else shm
 
 
 def _has_pidfd() -> bool:
