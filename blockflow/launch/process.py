@@ -182,8 +182,10 @@ def drop_capabilities() -> None:
     with suppress(OSError):  # EINVAL: before Linux 4.3 there were none of these
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    none = (ctypes.c_uint32 * _CAPABILITY_WORDS)()
-    _check(_LIBC.capset(header, none))
+    held, none = ((ctypes.c_uint32 * _CAPABILITY_WORDS)() for _ in range(2))
+    _check(_LIBC.capget(header, held))
+    if any(held):  # a service's filter may forbid to set any, also where there is none to give up
+        _check(_LIBC.capset(header, none))
 
 
 def own_what_is_made() -> None:

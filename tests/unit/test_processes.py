@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +24,7 @@ from blockflow.launch.process import (
     Adoption,
     collect_own_child,
     die_with,
+    drop_capabilities,
     ending_signals,
     kill_process,
     not_started,
@@ -220,6 +224,26 @@ def test_no_descriptor_is_left_open(
     before = sorted(os.listdir("/proc/self/fd"))
     assert call(os.getpid()) in (-1, None)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_who_has_no_capability_asks_for_none_to_be_taken(
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int]], held: bool
+) -> None:
+    """A service's filter of system calls may forbid that."""
+
+    def capget(header: object, found: list[int]) -> int:
+        found[0] = int(held)
+        return 0
+
+    def capset(header: object, none: object) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    monkeypatch.setattr(process, "_LIBC", SimpleNamespace(capget=capget, capset=capset))
+    with pytest.raises(PermissionError) if held else nullcontext():
+        drop_capabilities()
+    assert len(asked) == process._MOST_CAPABILITIES + 1
 
 
 @pytest.mark.parametrize(("mask", "then"), [(0o777, 0o077), (0o027, 0o027), (0o300, 0)])
