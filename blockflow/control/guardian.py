@@ -5,8 +5,8 @@ so that there is next to nothing in it that could fail: it forks the Manager's p
 orphans, and passes signals on. It imports neither sockets' nor tensors' libraries and starts no
 thread. When a Manager that was serving dies without having been told to end, another one is forked,
 which takes over what runs (:mod:`blockflow.control.succession`). One that hangs is killed
-(:mod:`blockflow.control.vigil`), and the same follows. When the guardian itself dies, the
-kernel kills the Manager and the lifeline ends the rest.
+(:mod:`blockflow.control.vigil`), and the same follows. When the guardian itself dies, the kernel
+kills the Manager and the lifeline ends the rest.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from blockflow.launch.process import (
     die_with,
     ending_signals,
     kill_process,
+    not_started,
     set_process_name,
     start_time,
 )
@@ -50,6 +51,7 @@ MANAGER_POLICY = RestartPolicy(first_s=0.05, cap_s=5.0, crashes=5, window_s=60.0
 ADOPTIONS = 2
 """How many Managers in a row may die before they have taken over; then it is begun anew."""
 
+_AGAIN_S = 1.0  # between two tries to start a successor that the machine has no room for
 _LEAVE_S = 2.0
 """After the lifeline is cut processes end by themselves for so long before they are killed."""
 _KILL_S = 5.0
@@ -101,7 +103,13 @@ class Guardian:
         adopt, died_ns, cause = False, 0, ""
         try:
             while True:
-                ward = self._fork(adopt, died_ns, cause)
+                try:
+                    ward = self._fork(adopt, died_ns, cause)
+                except SystemError_ as e:
+                    self._await_room(e)
+                    if not self._stopping():
+                        continue
+                    return 0
                 if ward is not None:
                     return ward
                 status = self._watch()
@@ -130,10 +138,18 @@ class Guardian:
     # --- a Manager's life -----------------------------------------------------------------------
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> Ward | None:
-        """Start a Manager; the result is None in the guardian."""
+        """Start a Manager; None in the guardian. Raises SystemError_: it gets no process."""
         self._anew, self._hung, self._took_over, self._spoke_ns = "", "", False, 0
-        mine, theirs = Line.pair()
-        pid = os.fork()
+        try:
+            mine, theirs = Line.pair()
+            try:
+                pid = os.fork()
+            except OSError:
+                mine.close()
+                theirs.close()
+                raise
+        except OSError as e:
+            raise not_started("the control plane", str(e), e.errno or 0, "up") from e
         if pid:
             theirs.close()
             self._line, self._manager = mine, pid
@@ -165,6 +181,17 @@ class Guardian:
             cause=cause,
             stop_asked=self._stopping,
         )
+
+    def _await_room(self, error: SystemError_) -> None:
+        """Try again soon where the machine has no process for a successor; else raise ``error``."""
+        if not self._served or error.code != "NO_SPACE":
+            raise error
+        if not self._no_room:
+            log.error("%s; who is served is served without", error)
+        self._no_room = True  # and it is said once
+        select.select([self._wake], [], [], _AGAIN_S)
+        self._drain_wakes()
+        self._reap()
 
     def _watch(self) -> int:
         """Serve the Manager until it ends; returns its exit status, or minus the signal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -196,6 +197,49 @@ def test_a_signal_that_comes_as_a_manager_is_forked_reaches_it(
     assert told == [(4711, signal.SIGTERM)]
 
 
+def refused(*_: Any) -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_for_a_successor_that_gets_no_process_there_is_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would end all that serves."""
+    it = Scripted(Life(), END)
+    fork, answers = it._fork, iter(["", "NO_SPACE", "NO_SPACE", ""])
+
+    def perhaps(*given: Any) -> None:
+        if code := next(answers):
+            raise SystemError_(code, "no process")
+        fork(*given)
+
+    def awaited(error: SystemError_) -> None:
+        assert it._served and error.code == "NO_SPACE"
+
+    monkeypatch.setattr(it, "_fork", perhaps)
+    monkeypatch.setattr(it, "_await_room", awaited)
+    assert it.run() == 0
+    assert it.forks == [(False, ""), (True, "killed by SIGKILL")]
+    assert (it.pauses, it.begun, it.ended) == (1, 0, 1)
+
+
+def test_a_fork_that_is_refused_is_told_as_such(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian.os, "fork", refused)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(SystemError_) as e:
+        it._fork(False, 0, "")
+    assert e.value.code == "NO_SPACE" and "pids.max" in e.value.hint
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(SystemError_):  # the first one: nobody is served yet
+        it._await_room(e.value)
+    it._served = True
+    os.write(it.wake, b".")  # who dies makes room
+    it._await_room(e.value)
+    assert it._no_room
+    with pytest.raises(SystemError_):  # another try would be refused likewise
+        it._await_room(SystemError_("INTERNAL", "no such call"))
+
+
 # --- what a Manager says -------------------------------------------------------------------------
 
 
@@ -205,9 +249,9 @@ def it() -> Iterator[Any]:
     made: Any = Guardian(run_root())
     made._line, made.theirs = Line.pair()
     made._vigil = Vigil(0)
-    made._wake, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    made._wake, made.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     yield made
-    for fd in (made._wake, wake, *(k.fd for k in made._kept.values())):
+    for fd in (made._wake, made.wake, *(k.fd for k in made._kept.values())):
         os.close(fd)
     made.theirs.close()
     made._line.close()
