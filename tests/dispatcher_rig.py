@@ -280,6 +280,7 @@ class Rig:
         self.workers: list[FakeWorker] = []
         self.clients: list[RawClient] = []
         self.version = 0
+        self.server.begin()
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 

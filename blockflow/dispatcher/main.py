@@ -52,18 +52,20 @@ def run(spec: Mapping[str, Any]) -> int:
     agent.stop_by_signals()
     agent.start()
     agent.send(Hello("dispatcher", launch.name, launch.incarnation, os.getpid(), __version__))
-    status = EXIT_FAILED
+    status, ready = EXIT_FAILED, False
     try:
         begin_collector()
         server = DispatcherServer(launch, context, mailbox, agent.send, heard=agent.heard)
+        server.begin()
         agent.send(Ready(launch.incarnation, server.endpoint, server.client_endpoints))
+        ready = True
         # What exists now lives as long as the process: no collection needs to look at it again.
         gc.collect()
         gc.freeze()
         server.run(lambda: agent.signalled)
         status = EXIT_OK
     except Exception as exc:
-        if server is not None:
+        if ready:
             _LOG.exception("the Dispatcher ends by a defect")
         else:
             error = exc if isinstance(exc, BlockFlowError) else _defect(exc)

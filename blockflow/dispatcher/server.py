@@ -163,11 +163,14 @@ class DispatcherServer:
             self._poller.register(source, zmq.POLLIN)
         self._opens_ns: int | None = clock() + _FIRST_ROUTES_NS
 
+    def begin(self) -> None:
+        """Start its last thread; it is ready then. Raises RuntimeError: it gets none."""
+        self._stats.start()
+
     def run(self, signalled: Callable[[], bool] = lambda: False) -> None:
         """Serve until Stop. Every request in flight is answered before this returns, unless it was
         a signal to this process alone (``signalled``): then another Dispatcher takes its place, and
         clients that see the connection break send their requests to that one."""
-        self._stats.start()
         while self.state != "stopping":
             self.step(self._timeout_ms())
         if signalled():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from warm_rig import Warm
 
 from blockflow.core.errors import SystemError_
 from blockflow.core.routing import RouteTable, StageRoute
+from blockflow.dispatcher import main
+from blockflow.dispatcher.monitor import StatsThread
 from blockflow.tensormq.agent import LIFELINE_ENV, ORPHAN_STATUS
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.tensormq.janitor import RunDir, run_root
@@ -226,6 +229,27 @@ def test_a_port_in_use_is_told_and_nothing_is_left(controller: Controller) -> No
         assert str(port) in failed.error["message"]
         assert controller.ended()[0] == 1
     assert left(controller.run_dir) == []
+
+
+def test_one_that_gets_no_further_thread_has_not_been_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end would be taken for a defect's, and not for the machine's want."""
+    told: list[Any] = []
+    agent = SimpleNamespace(heard=None, send=told.append, close=lambda: None)
+    agent.start = agent.stop_by_signals = agent.close
+
+    def refused(_: StatsThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(StatsThread, "start", refused)
+    monkeypatch.setattr(main, "ControlAgent", lambda **_: agent)
+    monkeypatch.setattr(main, "log_to_stderr", lambda name: None)
+    with RunDir.create(run_root()) as run:
+        assert main.run(launch_spec(run.path).to_dict()) == 1
+        assert left(run.path) == []
+    assert [type(message) for message in told] == [Hello, StartFailed]
+    assert told[1].error["code"] == "NO_SPACE"
 
 
 def test_torch_is_not_needed() -> None:
