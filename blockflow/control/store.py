@@ -357,11 +357,12 @@ class StateStore:
         except (OSError, ValueError):
             there = False
         if there:
-            os.link(self.root / CURRENT, spare)
+            with suppress(OSError):  # a file system without links: FAT, a folder of another machine
+                os.link(self.root / CURRENT, spare)
+                return True
         elif self._is_new():
             return False
-        else:
-            _write_synced(spare, seal(self._state.to_dict(), FORMAT))
+        _write_synced(spare, seal(self._state.to_dict(), FORMAT))
         return True
 
     def _is_new(self) -> bool:

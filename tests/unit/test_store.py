@@ -232,6 +232,21 @@ def test_a_crash_between_the_two_renames_loses_nothing(
             assert store.state.epoch == before
 
 
+def unlinked(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_a_file_system_without_links_keeps_the_former_generation_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT, and folders that a virtual machine's host shares with it."""
+    monkeypatch.setattr(os, "link", unlinked)
+    filled(tmp_path)
+    (tmp_path / CURRENT).write_bytes(b"torn")
+    with StateStore(tmp_path) as store:
+        assert store.state.epoch == 1 and "previous generation" in store.warning
+
+
 def test_a_full_disk_is_typed_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,9 +320,12 @@ def test_torn_at_every_byte_without_a_previous_generation_is_refused(tmp_path: P
     assert (tmp_path / CURRENT).read_bytes() == whole[:length]  # nothing was overwritten
 
 
-def test_killed_at_any_step_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_killed_at_any_step_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
     steps = ("open", "write", "fsync", "link", "unlink", "replace")
-    real = {name: getattr(os, name) for name in steps}
+    real = {name: getattr(os, name) for name in steps} | ({} if links else {"link": unlinked})
     seen = set()
     for allowed in range(40):
         root = tmp_path / str(allowed)
