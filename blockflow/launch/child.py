@@ -6,6 +6,7 @@ memory file; forked children are handed theirs by the template.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import importlib
 import logging
@@ -30,6 +31,8 @@ from blockflow.launch.process import (
 )
 from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.wire.codec import decode, encode
+
+_LOG = logging.getLogger("blockflow.launch")
 
 CRASH_STATUS = 1
 """Exit status when the entry raised."""
@@ -148,10 +151,14 @@ def _pin(cores: Any) -> None:
     try:
         os.sched_setaffinity(0, wanted)
     except OSError as exc:
+        allowed = sorted(os.sched_getaffinity(0))
+        if exc.errno == errno.EINVAL:  # its control group has got others since the system began
+            _LOG.warning("cores %s are gone: this runs on %s", sorted(wanted), allowed)
+            return
         raise SystemError_(
             "INTERNAL",
             f"cores {sorted(wanted)} cannot be used: {exc.strerror}",
-            hint=f"this process may run on {sorted(os.sched_getaffinity(0))}",
+            hint=f"this process may run on {allowed}",
         ) from exc
 
 

@@ -164,7 +164,7 @@ def test_unknown_entry_and_cores(launcher: Launcher, tmp_path: Path) -> None:
     before = log.read_text()
     assert "blockflow.nowhere" in before
     child = launcher.launch(ENTRY, spec_for(tmp_path, 0, cores=[4095], log_path=str(log)), "w#1")
-    assert child.wait(WAIT_S) == 1
+    assert child.wait(WAIT_S) == 0  # on those that there are
     text = log.read_text()
     assert text.startswith(before) and "cores [4095]" in text
     (link := tmp_path / "link").symlink_to(tmp_path / "of-another")

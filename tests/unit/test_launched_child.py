@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pytest
 
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch import child
 from blockflow.launch.child import Order, end, enter
 from blockflow.wire.codec import encode
@@ -64,6 +65,25 @@ def test_who_cannot_be_prepared_does_not_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(child, "end", ended.append)
     enter(Order(ENTRY, {"returns": 3}, "w#0"), 3)
     assert ended == [1]
+
+
+def test_who_was_to_run_on_cores_that_are_gone_runs_on_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container's may be exchanged while it runs: nobody who dies could be replaced then."""
+
+    def refuses(number: int) -> None:
+        def set_affinity(pid: int, cores: set[int]) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "sched_setaffinity", set_affinity)
+
+    refuses(errno.EINVAL)
+    child._pin([4096])
+    assert "cores [4096] are gone" in caplog.text
+    refuses(errno.EPERM)
+    with pytest.raises(SystemError_, match="not permitted"):
+        child._pin([4096])
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (255, 255), (256 + 3, 3), (-1, 255)])
