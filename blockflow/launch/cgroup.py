@@ -53,6 +53,12 @@ def memory_limit() -> int:
     return min(found, default=0)
 
 
+def tasks_limit() -> int:
+    """Processes and threads that the tightest control group allows, 0 = no limit."""
+    found = [_read(group / "pids.max") for group in _groups("pids")]
+    return min((int(text) for text in found if text.isdecimal()), default=0)
+
+
 def memory_left() -> int | None:
     """Bytes that this process may still take before a control group's limit, less those of files
     that the kernel can drop at once; None = no limit."""

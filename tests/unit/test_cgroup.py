@@ -55,6 +55,15 @@ def test_the_limits_of_older_control_groups(root: Path) -> None:
     assert groups.memory_limit() == 0
 
 
+def test_of_nested_limits_of_processes_the_tightest_counts(root: Path) -> None:
+    write(root.parent / "own", "4:pids:/a/b\n0::/a\n")
+    assert groups.tasks_limit() == 0
+    write(root / "pids" / "a" / "b" / "pids.max", "max\n")
+    write(root / "pids" / "a" / "pids.max", "512\n")
+    write(root / "a" / "pids.max", "1024\n")
+    assert groups.tasks_limit() == 512
+
+
 def test_what_is_left_of_the_memory_counts_files_that_can_be_dropped(root: Path) -> None:
     write(root.parent / "own", "0::/a/b\n1:memory:/c\n")
     assert groups.memory_left() is None

@@ -77,6 +77,8 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"gpus": 2, "cuda": False}, "GPUs", Level.WARNING, "built without CUDA"),
     ({"fds_soft": 64}, "descriptors", Level.ERROR, "64"),
     ({"fds_soft": 512}, "descriptors", Level.WARNING, "512"),
+    ({"tasks": 63}, "processes", Level.ERROR, "63"),
+    ({"tasks": 255}, "processes", Level.WARNING, "few blocks"),
     ({"clocksource": "hpet"}, "clock", Level.WARNING, "hpet"),
     ({"clock_step_ns": 4_000_000}, "clock", Level.WARNING, "coarse"),
     ({"year": 1970}, "clock", Level.WARNING, "1970"),

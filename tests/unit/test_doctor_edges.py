@@ -15,8 +15,10 @@ from blockflow.monitor.doctor import gather as gathering
 from blockflow.monitor.doctor.checks import (
     GOOD_DISK,
     GOOD_FDS,
+    GOOD_TASKS,
     LEAST_DISK,
     LEAST_FDS,
+    LEAST_TASKS,
     OLDEST_ZMQ,
     examine,
 )
@@ -47,6 +49,7 @@ def wrong(**fault: Any) -> list[Finding]:
         {"zmq": OLDEST_ZMQ},
         {"shm": replace(SHM, free=GIB)},
         {"fds_soft": GOOD_FDS},
+        {"tasks": GOOD_TASKS},
         {"quota": 4.0},
         {"memory": GIB},
         {"memory_limit": GIB},
@@ -72,6 +75,7 @@ def test_just_well(fault: dict[str, Any]) -> None:
         ({"shm": replace(SHM, free=32 * MIB)}, Level.WARNING),
         ({"shm": replace(SHM, path="/closed/bf", exists=False, writable=False)}, Level.ERROR),
         ({"fds_soft": LEAST_FDS}, Level.WARNING),
+        ({"tasks": LEAST_TASKS}, Level.WARNING),
         ({"clock_step_ns": 1_000_001}, Level.WARNING),
         ({"year": 2024}, Level.WARNING),
         ({"run_root": replace(RUN, path="/" + "\u00fc" * 36)}, Level.ERROR),  # 73 bytes
@@ -199,6 +203,20 @@ def test_each_port_is_looked_at_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert clients.holder
     assert facts.fds_soft <= facts.fds_hard
     assert facts.state_dir.path == str(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("group", "user", "most"), [(0, -1, 0), (100, -1, 100), (0, 90, 90), (100, 90, 90)]
+)
+def test_the_tightest_limit_of_processes_counts(
+    monkeypatch: pytest.MonkeyPatch, group: int, user: int, most: int
+) -> None:
+    monkeypatch.setattr(gathering.cgroup, "tasks_limit", lambda: group)
+    monkeypatch.setattr(gathering.resource, "getrlimit", lambda kind: (user, user))
+    monkeypatch.setattr(gathering.os, "geteuid", lambda: 1000)
+    assert gathering._tasks() == most
+    monkeypatch.setattr(gathering.os, "geteuid", lambda: 0)
+    assert gathering._tasks() == group
 
 
 def test_leftovers_are_measured_in_bytes(tmp_path: Path) -> None:

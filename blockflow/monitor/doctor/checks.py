@@ -23,6 +23,9 @@ LEAST_SHM = 32 * MIB
 GOOD_SHM = GIB
 GOOD_FDS = 1024
 LEAST_FDS = 128
+GOOD_TASKS = 256
+LEAST_TASKS = 64
+"""The control plane has some forty threads, the Dispatcher and a worker half a dozen each."""
 GOOD_DISK = 100 * MIB
 LEAST_DISK = MIB
 """Of a state that is small; a save writes the whole of it once or twice beside the old one."""
@@ -166,6 +169,17 @@ def descriptors(f: Facts) -> Iterator[Finding]:
         yield Finding(name, Level.WARNING, f"{text}: enough for few clients only", remedy)
     else:
         yield Finding(name, Level.OK, text)
+
+
+def processes(f: Facts) -> Iterator[Finding]:
+    name, text = "processes", f"at most {f.tasks} processes and threads"
+    remedy = "docker run --pids-limit, TasksMax= of the service, or ulimit -u"
+    if 0 < f.tasks < LEAST_TASKS:
+        yield Finding(name, Level.ERROR, f"{text}: too few for any block", remedy)
+    elif 0 < f.tasks < GOOD_TASKS:
+        yield Finding(name, Level.WARNING, f"{text}: enough for few blocks only", remedy)
+    else:
+        yield Finding(name, Level.OK, text if f.tasks else "no limit")
 
 
 def processors(f: Facts) -> Iterator[Finding]:
@@ -346,6 +360,7 @@ CHECKS: tuple[Check, ...] = (
     processors,
     gpus,
     descriptors,
+    processes,
     clock,
     run_root,
     leftovers,

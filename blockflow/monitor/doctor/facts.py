@@ -88,6 +88,7 @@ class Facts:
         packages: name -> version, '' = not installed.
         quota: cores' worth of time that the control group allows, 0 = no limit.
         memory_limit: of the control group, 0 = none.
+        tasks: processes and threads that there may be, 0 = no limit.
         counted: whether the kernel tells how many bytes a TCP connection has brought.
         gpus: NVIDIA devices that are known to be here. mps: their multi-process service is.
         cuda: whether the installed torch is a build for them.
@@ -130,6 +131,7 @@ class Facts:
     cuda: bool = True
     memory: int = 16 * GIB
     memory_limit: int = 0
+    tasks: int = 0
     keys: str = ""
     stored: str = ""
     stored_usable: bool = True

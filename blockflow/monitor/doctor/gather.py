@@ -108,11 +108,19 @@ def gather(
         cuda=has_cuda(find_spec("torch")),
         memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         memory_limit=cgroup.memory_limit(),
+        tasks=_tasks(),
         keys=_keys(keys),
         stored=stored,
         stored_usable=usable,
         stored_bytes=_nbytes((state_dir or default_state_dir()) / CURRENT),
     )
+
+
+def _tasks() -> int:
+    found = [cgroup.tasks_limit()]
+    if os.geteuid():  # root's are not counted
+        found.append(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    return min((n for n in found if n > 0), default=0)
 
 
 def _gpus() -> int:
