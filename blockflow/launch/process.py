@@ -40,6 +40,9 @@ _OOM_MOST = 1000
 
 _SCARCE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
+_FORBIDDEN = "`blockflow doctor` says which call the kernel or a seccomp profile forbids"
+_HINTS = {errno.ENOSYS: _FORBIDDEN, errno.EPERM: _FORBIDDEN}
+
 EXIT_START_FAILED = 2
 """Of a process that has told its controller why it could not start."""
 
@@ -75,7 +78,7 @@ def not_started(what: str, why: str, number: int, where: str) -> SystemError_:
         NO_SPACE where the machine has no room for a process at present, else INTERNAL.
     """
     if number not in _SCARCE:
-        return SystemError_("INTERNAL", f"{what}: {why}", where=where)
+        return SystemError_("INTERNAL", f"{what}: {why}", where=where, hint=_HINTS.get(number, ""))
     return SystemError_(
         "NO_SPACE",
         f"{what}: {why}",

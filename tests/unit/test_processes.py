@@ -42,19 +42,21 @@ INFINITE = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("number", "code", "hint"),
     [
-        (errno.EAGAIN, "NO_SPACE"),
-        (errno.ENOMEM, "NO_SPACE"),
-        (errno.EMFILE, "NO_SPACE"),
-        (errno.ENFILE, "NO_SPACE"),
-        (errno.EPERM, "INTERNAL"),
-        (0, "INTERNAL"),
+        (errno.EAGAIN, "NO_SPACE", "pids.max"),
+        (errno.ENOMEM, "NO_SPACE", "pids.max"),
+        (errno.EMFILE, "NO_SPACE", "pids.max"),
+        (errno.ENFILE, "NO_SPACE", "pids.max"),
+        (errno.EPERM, "INTERNAL", "blockflow doctor"),
+        (errno.ENOSYS, "INTERNAL", "blockflow doctor"),
+        (0, "INTERNAL", ""),
     ],
 )
-def test_why_a_process_was_not_started(number: int, code: str) -> None:
+def test_why_a_process_was_not_started(number: int, code: str, hint: str) -> None:
     error = not_started("launch of 'w#0'", "why", number, "w#0")
-    assert (error.code, error.where, bool(error.hint)) == (code, "w#0", code == "NO_SPACE")
+    assert (error.code, error.where, bool(error.hint)) == (code, "w#0", bool(hint))
+    assert hint in error.hint
 
 
 def test_only_a_refused_thread_is_taken_for_one() -> None:
