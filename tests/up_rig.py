@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from blockflow.client.sync import PendingRequest
+from blockflow.client.pending import PendingRequest
 from blockflow.core.errors import BlockFlowError
 
 GONE_S = 10.0

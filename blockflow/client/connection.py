@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from blockflow.client.address import dispatcher_address, is_local, protection
 from blockflow.client.core import ClientCore
@@ -276,15 +276,6 @@ class Connection:
                 where=self.address,
                 hint="make a new client after a fork",
             )
-
-
-def no_copy(client: object) -> NoReturn:
-    """What a client answers to copy, deepcopy and whoever would send it to another process."""
-    kind = type(client).__name__
-    raise TypeError(
-        f"cannot copy or pickle a {kind}: it owns a connection and a thread; make one in each "
-        "process (share one between threads), and pass on its address instead"
-    )
 
 
 def _answers(

@@ -4,56 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from blockflow.client.calls import Either, Names, Options
-from blockflow.client.connection import Connection, Errors, RequestId, Results, no_copy
-from blockflow.client.counters import Counters
-from blockflow.client.pending import PendingRequest
+from blockflow.client.connection import Errors, RequestId, Results
+from blockflow.client.cover import Cover
 from blockflow.client.result import Result
-from blockflow.client.sharing import SharedMemory, Wish
-from blockflow.client.tap import Tap
 from blockflow.core.routing import TaskRoute
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(Cover):
     """Sends tasks to a BlockFlow system over one kept connection; safe to share between threads.
 
     Args: see :class:`~blockflow.client.connection.Connection`. The constructor does not wait for
     the connection; calls do.
     """
-
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        connect_timeout_s: float = 5.0,
-        max_pending: int = 4096,
-        shared_memory: Wish = "auto",
-        client_keys: str | Path | None = None,
-        server_key: str | None = None,
-        tap: Tap | None = None,
-    ) -> None:
-        self._connection = Connection(
-            address,
-            connect_timeout_s=connect_timeout_s,
-            max_pending=max_pending,
-            shared_memory=shared_memory,
-            client_keys=client_keys,
-            server_key=server_key,
-            tap=tap,
-        )
-
-    @property
-    def address(self) -> str:
-        return self._connection.address
-
-    def __reduce__(self) -> NoReturn:
-        no_copy(self)
 
     @overload
     def infer(
@@ -134,55 +102,6 @@ class Client:
             # the input until the garbage collector comes by.
             del pending
 
-    @overload
-    def submit(
-        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
-    ) -> PendingRequest[Result]: ...
-    @overload
-    def submit(
-        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
-    ) -> PendingRequest[dict[str, Result]]: ...
-    @overload
-    def submit(
-        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
-    ) -> PendingRequest[Either]: ...
-    @overload
-    def submit(
-        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
-    ) -> PendingRequest[dict[str, Either]]: ...
-    @overload
-    def submit(
-        self,
-        tasks: str | Sequence[str],
-        x: Any,
-        *,
-        errors: Errors = ...,
-        **options: Unpack[Options],
-    ) -> PendingRequest[Any]: ...
-    def submit(
-        self,
-        tasks: str | Sequence[str],
-        x: Any,
-        *,
-        deadline_s: float | None = None,
-        request_id: RequestId = None,
-        dtype: str | None = None,
-        errors: Errors = "raise",
-        results: Results = "copy",
-        retries: int = 0,
-    ) -> PendingRequest[Any]:
-        """As :meth:`infer`, but returns at once; many requests may be in flight."""
-        return self._connection.submit(
-            tasks,
-            x,
-            deadline_s=deadline_s,
-            request_id=request_id,
-            dtype=dtype,
-            errors=errors,
-            results=results,
-            retries=retries,
-        )
-
     def tasks(self, *, timeout_s: float = 5.0) -> dict[str, TaskRoute]:
         """The published tasks: path, contract, limits."""
         return _answer(self._connection.tasks(timeout_s))
@@ -197,15 +116,6 @@ class Client:
                 INVALID_REQUEST at once for what cannot be a task's name.
         """
         return _answer(self._connection.wait_ready(tasks, timeout_s))
-
-    def counters(self) -> Counters:
-        """What this client has sent and received."""
-        return self._connection.counters()
-
-    @property
-    def shared_memory(self) -> SharedMemory:
-        """Whether tensors go through memory that the Dispatcher grants, and if not, why."""
-        return self._connection.shared_memory()
 
     def close(self) -> None:
         """Cancel what is in flight and end the connection's thread."""

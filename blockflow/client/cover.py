@@ -1,0 +1,112 @@
+"""Cover: what both clients have in common, which waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Unpack, overload
+
+from blockflow.client.calls import Either, Names, Options
+from blockflow.client.connection import Connection, Errors, RequestId, Results
+from blockflow.client.counters import Counters
+from blockflow.client.pending import PendingRequest
+from blockflow.client.result import Result
+from blockflow.client.sharing import SharedMemory, Wish
+from blockflow.client.tap import Tap
+
+
+class Cover:
+    """A thin one, of a :class:`Connection`: the arguments are its."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        max_pending: int = 4096,
+        shared_memory: Wish = "auto",
+        client_keys: str | Path | None = None,
+        server_key: str | None = None,
+        tap: Tap | None = None,
+    ) -> None:
+        self._connection = Connection(
+            address,
+            connect_timeout_s=connect_timeout_s,
+            max_pending=max_pending,
+            shared_memory=shared_memory,
+            client_keys=client_keys,
+            server_key=server_key,
+            tap=tap,
+        )
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    def __reduce__(self) -> NoReturn:
+        """For copy, deepcopy and whoever would send it to another process."""
+        raise TypeError(
+            f"cannot copy or pickle a {type(self).__name__}: it owns a connection and a thread; "
+            "make one in each process (share one between threads), and pass on its address instead"
+        )
+
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[Result]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["raise"] = ..., **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Result]]: ...
+    @overload
+    def submit(
+        self, tasks: str, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[Either]: ...
+    @overload
+    def submit(
+        self, tasks: Names, x: Any, *, errors: Literal["return"], **options: Unpack[Options]
+    ) -> PendingRequest[dict[str, Either]]: ...
+    @overload
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        errors: Errors = ...,
+        **options: Unpack[Options],
+    ) -> PendingRequest[Any]: ...
+    def submit(
+        self,
+        tasks: str | Sequence[str],
+        x: Any,
+        *,
+        deadline_s: float | None = None,
+        request_id: RequestId = None,
+        dtype: str | None = None,
+        errors: Errors = "raise",
+        results: Results = "copy",
+        retries: int = 0,
+    ) -> PendingRequest[Any]:
+        """As ``infer``, but returns at once; many requests may be in flight.
+
+        What an async client returns can be awaited, or gathered with others.
+        """
+        return self._connection.submit(
+            tasks,
+            x,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            dtype=dtype,
+            errors=errors,
+            results=results,
+            retries=retries,
+        )
+
+    def counters(self) -> Counters:
+        """What this client has sent and received."""
+        return self._connection.counters()
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        """Whether tensors go through memory that the Dispatcher grants, and if not, why."""
+        return self._connection.shared_memory()
