@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +71,6 @@ class Rig:
     def importers(self) -> list[int]:
         """Processes that have any of the owner's memory open."""
         return [pid for name in self.world.names("mem") for pid in self.world.importers(name)]
-
-    def until(self, test: Callable[[], bool]) -> None:
-        """Consumers look a few times per second what they can close."""
-        deadline = time.monotonic() + 10
-        while not test():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
     def computed(self, *consumers: int) -> MixedOutBuffer:
         """A buffer for these, as the engine leaves it."""

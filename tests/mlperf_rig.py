@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 from fake_dispatcher import FakeDispatcher
+from system_rig import idle_system
 from warm_rig import Warm
 
 from blockflow.bench.demo.server import Connect, Rest
@@ -16,7 +17,6 @@ from blockflow.bench.mlperf.data import load_inputs
 from blockflow.bench.mlperf.job import Job, save_inputs
 from blockflow.bench.mlperf.settings import Mode, Scenario, Target, make_settings
 from blockflow.client import Client
-from blockflow.control.system import System
 from blockflow.launch.base import Launcher
 
 
@@ -62,13 +62,7 @@ class SystemHere:
     def __init__(
         self, launcher: Launcher, repository: Path, folder: Path, connect: Connect
     ) -> None:
-        self._system = System(
-            repository=repository,
-            state_dir=folder / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        )
+        self._system = idle_system(repository, folder / "state", launcher)
         self._connect = connect
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from control_rig import echo_repository
 from jsonschema import Draft202012Validator
+from system_rig import idle_system
 
 from blockflow.control.auth import API, API_HEADER
 from blockflow.control.system import System
@@ -25,13 +26,7 @@ VALIDATORS: dict[tuple[int, str, str, int], tuple[Any, Draft202012Validator]] = 
 def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     root = tmp_path_factory.mktemp("rest")
     echo_repository(root / "blocks", broken={"fail_on_load": 1})
-    with System(
-        repository=root / "blocks",
-        state_dir=root / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    ) as running:
+    with idle_system(root / "blocks", root / "state", launcher) as running:
         yield running
 
 

@@ -4,8 +4,7 @@ real device."""
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.janitor import RunDir, remove_leavings
 from tests.cuda_rig import OtherEnd, double_folder, grown, hops, other_end, warm_launcher
+from tests.dispatcher_rig import wait_until
 from tests.warm_rig import Warm
 
 OWNER, CONSUMER, NEXT = 11, 21, 12
@@ -71,14 +71,6 @@ def importers(world: World) -> list[int]:
     return [pid for name in world.names("mem") for pid in world.importers(name)]
 
 
-def until(test: Callable[[], bool]) -> None:
-    """Readers look a few times per second what they can close."""
-    deadline = time.monotonic() + 20
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_two_processes_pass_a_tensor_and_close_in_order(scene: Scene) -> None:
     scene.begin()
     for value in range(20):  # more than there are slots
@@ -125,7 +117,7 @@ def test_a_killed_owners_tensors_are_lost_and_the_reader_lives_on(
             ask()
         assert info.value.code == "WORKER_LOST"
     scene.reader.ask("release", held)
-    until(lambda: importers(scene.world) == [])  # it was let go
+    wait_until(lambda: importers(scene.world) == [], 20)  # it was let go
     assert scene.reader.ask("broken") == ""
     assert sorted(os.listdir(scene.run_dir)) == ["lock"]
     with other_end(launcher, tmp_path) as successor:
@@ -146,9 +138,7 @@ def test_a_wait_for_a_dead_owners_kernel_ends_the_reader(scene: Scene) -> None:
     scene.owner.kill()
     assert scene.reader.ask("broken") == ""
     scene.reader.ask("peer_gone", 0, OWNER)
-    deadline = time.monotonic() + 20
-    while not scene.reader.ask("broken"):
-        assert time.monotonic() < deadline
+    wait_until(lambda: scene.reader.ask("broken"), 20)
     assert "incarnation 11, which is dead" in scene.reader.ask("broken")
 
 
@@ -171,9 +161,7 @@ def test_a_reader_that_has_what_it_waited_for_does_not_wait_any_more(scene: Scen
     scene.reader.ask("release", number, False)
     assert scene.reader.ask("waits", 0) == 1
     scene.owner.ask("go_on")
-    deadline = time.monotonic() + 20
-    while scene.reader.ask("waits", 0):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not scene.reader.ask("waits", 0), 20)
     assert scene.owner.ask("sweep", 0) == 1, "it is being read still"
     scene.reader.ask("go_on")
 

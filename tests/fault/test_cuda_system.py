@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from blockflow.core.lifecycle import State
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.cuda_fake_world import World, running
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
+from tests.dispatcher_rig import wait_until
 from tests.gpu import test_paths_on_gpu as suite
 from tests.gpu.test_paths_on_gpu import WIDTH, block, expected, settled
+from tests.system_rig import wait_for
 from tests.warm_rig import Warm
 
 layer, system = suite.layer, suite.system
@@ -44,19 +46,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm) -> Iterat
         yield made
     assert made.broken_rules() == []
     assert made.held_bytes() == 0, "neither the living nor the dead have left any"
-
-
-def wait_for(system: System, test: Callable[[], Any]) -> None:
-    """Until ``test`` is true in the Manager's thread."""
-    assert system.manager.wait(lambda: test() or None, WAIT_S) is not None
-
-
-def until(test: Callable[[], bool]) -> None:
-    """Until it is true of what other processes do."""
-    deadline = time.monotonic() + WAIT_S
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def all_serve(system: System) -> bool:
@@ -134,14 +123,14 @@ def test_a_worker_killed_under_load_costs_nobody_a_reply(
         assert new["incarnation"] > old["incarnation"] and new["pid"] != old["pid"]
         client.infer("t", suite.X, deadline_s=WAIT_S)
     assert crashes(system, victim) == 1
-    until(lambda: reruns(system) >= OUTSTANDING)
-    until(lambda: held_of(world, old["pid"]) == [])
+    wait_until(lambda: reruns(system) >= OUTSTANDING, WAIT_S)
+    wait_until(lambda: held_of(world, old["pid"]) == [], WAIT_S)
     gone = old["incarnation"] | DEVICE_BIT
     assert not list(system.run_dir.glob(f"*-{gone}"))
     # Nobody was led over the host by the death: the successor was tried, and found good.
     since = time.monotonic_ns()
     for name in PATH:
-        until(lambda name=name: reason(system, name, since) is not None)  # type: ignore[misc]
+        wait_until(lambda n=name: reason(system, n, since) is not None, WAIT_S)
         assert reason(system, name, since) == "", name
 
 
@@ -156,7 +145,7 @@ def test_memory_that_nobody_can_open_costs_no_request(
             got = client.infer("t", suite.X, deadline_s=WAIT_S).value
             assert np.allclose(got, expected(layer, 3), atol=1e-4)
     assert settled(system, "first", "d2h_copies", 5) and settled(system, "second", "h2d_copies", 5)
-    until(lambda: "cannot open memory of cuda:0" in (reason(system, "first") or ""))
+    wait_until(lambda: "cannot open memory of cuda:0" in (reason(system, "first") or ""), WAIT_S)
 
 
 def test_memory_that_cannot_be_opened_after_all_costs_what_was_under_way(
@@ -175,4 +164,4 @@ def test_memory_that_cannot_be_opened_after_all_costs_what_was_under_way(
         for _ in range(3):
             got = client.infer("t", suite.X, deadline_s=WAIT_S).value
             assert np.allclose(got, expected(layer, 3), atol=1e-4)
-    until(lambda: "cannot open memory of cuda:0" in (reason(system, "first") or ""))
+    wait_until(lambda: "cannot open memory of cuda:0" in (reason(system, "first") or ""), WAIT_S)

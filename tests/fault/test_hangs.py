@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plain_http
@@ -28,7 +27,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import sweep_stale
-from tests.system_rig import served
+from tests.system_rig import replaced, served, worker
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 WAIT_S = 60.0
@@ -74,23 +73,6 @@ def store_liar(repository: BlockRepository) -> None:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     repository.save(manifest, b"{}")
-
-
-def worker(system: System, name: str) -> dict[str, Any]:
-    return system.commands.worker(name)
-
-
-def replaced(system: System, old: dict[str, Any]) -> dict[str, Any]:
-    """Wait until the successor of ``old`` serves; returns it."""
-
-    def settled() -> bool | None:
-        view = system.manager.views().worker(old["name"])
-        assert view is not None
-        well = view["incarnation"] > old["incarnation"] and view["state"] == "ready"
-        return (well and not system.manager.brain.realm.reasons_not_ready()) or None
-
-    assert system.manager.wait(settled, WAIT_S), f"{old['name']} was not replaced"
-    return worker(system, old["name"])
 
 
 def serves(system: System, task: str) -> bool:

@@ -31,7 +31,7 @@ from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.manifest import Manifest, Source, contract_form
 from blockflow.repository.repository import BlockRepository
-from tests.system_rig import served
+from tests.system_rig import served, worker
 
 MIB, GIB = 1 << 20, 1 << 30
 LONG_S = 60.0
@@ -103,10 +103,6 @@ def outcome(client: Client, task: str, x: np.ndarray[Any, Any]) -> str:
     except BlockFlowError as e:
         return e.code
     return "OK"
-
-
-def worker(system: System, name: str) -> dict[str, Any]:
-    return system.commands.worker(name)
 
 
 def fresh(system: System) -> dict[str, Any]:

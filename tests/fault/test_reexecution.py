@@ -17,7 +17,7 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
-from tests.system_rig import served
+from tests.system_rig import served, wait_for
 
 WAIT_S = 60.0
 DEADLINE_S = 60.0
@@ -76,13 +76,6 @@ def each_has_its_result(client: Client, pending: list[tuple[int, PendingRequest[
     for number, future in pending:
         assert np.array_equal(future.result().value, value(number))
     assert client.counters().late_replies == 0
-
-
-def wait_for(system: System, test: Callable[[], Any]) -> Any:
-    """Until ``test`` is true in the Manager's thread."""
-    found = system.manager.wait(lambda: test() or None, WAIT_S)
-    assert found is not None
-    return found
 
 
 def crashes(system: System, block: str) -> Callable[[], int]:

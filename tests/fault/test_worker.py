@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import shutil
 import signal
 import time
@@ -25,6 +24,7 @@ from blockflow.tensormq.janitor import remove_leavings
 from blockflow.wire.control import Hello, PeerGone, Ping, Pong, StartFailed, Stats
 from blockflow.wire.data import Data, Failure, Item, encode_data, encode_failure
 from blockflow.wire.tensor import Handle, TensorDesc
+from tests.dispatcher_rig import wait_until
 from tests.warm_rig import Warm
 from tests.worker_rig import (
     DISPATCHER,
@@ -242,10 +242,7 @@ def test_orphan_ends_itself(warm: Warm, stuck: bool) -> None:
             if stuck:
                 rig.launch(11, {1: info})
                 rig.expect(Hello, 11)
-                end = time.monotonic() + WAIT_S
-                while "d11.sock" not in rig.leavings(11):
-                    assert time.monotonic() < end
-                    select.select([], [], [], 0.01)
+                wait_until(lambda: "d11.sock" in rig.leavings(11), WAIT_S)
             else:
                 rig.start(11, {1: info})
             launcher._lifeline.cut()

@@ -16,6 +16,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.zoo.catalog import ZOO
+from tests.system_rig import idle_system
 
 MODELS = [name for name, model in ZOO.items() if model.cuts]
 BATCHES = (1, 2, 3, 8, 17, 32)
@@ -34,9 +35,7 @@ def system(model: tuple[str, LoadedModel], tmp_path: Path) -> Iterator[System]:
     cuts = ZOO[name].cuts
     blocks = [f"b{i}" for i in range(len(cuts) + 1)]
     export_model(loaded, BlockRepository(tmp_path / "blocks"), names=blocks, cuts=tuple(cuts))
-    with System(
-        repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
-    ) as made:
+    with idle_system(tmp_path / "blocks", tmp_path / "state") as made:
         placed: list[dict[str, Any]] = [{"name": b, "device": "cuda:0"} for b in blocks]
         made.apply({"blocks": placed, "tasks": {"all": blocks}})
         yield made

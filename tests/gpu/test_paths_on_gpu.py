@@ -18,6 +18,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from tests.gpu.rig import devices
+from tests.system_rig import idle_system
 
 WAIT_S = 30.0
 WIDTH = 64
@@ -34,9 +35,7 @@ def layer() -> torch.nn.Module:
 def system(layer: torch.nn.Module, tmp_path: Path) -> Iterator[System]:
     loaded = LoadedModel(layer, "layer", TensorSpec("float32", ("rows", WIDTH)))
     export_model(loaded, BlockRepository(tmp_path / "blocks"), names=["layer"])
-    with System(
-        repository=tmp_path / "blocks", state_dir=tmp_path / "state", rest_port=0, client_port=0
-    ) as made:
+    with idle_system(tmp_path / "blocks", tmp_path / "state") as made:
         yield made
 
 

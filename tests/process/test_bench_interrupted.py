@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,19 +14,13 @@ import pytest
 
 from blockflow.bench.interrupts import INTERRUPTED, interruptible
 from blockflow.bench.other_process import run_apart
+from tests.dispatcher_rig import wait_until
 from tests.warm_rig import Warm
 
 pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
-
-
-def wait_for(what: str, happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < end, f"no sign of {what}"
-        time.sleep(0.02)
 
 
 def words_of(process: psutil.Process) -> list[str]:
@@ -86,7 +78,7 @@ def test_a_benchmark_takes_its_system_and_its_folder_along(tmp_path: Path, warm:
             assert benchmark.poll() is None, benchmark.communicate()[0]
             return len(list(run_root.glob("*/arena-*"))) > 1
 
-        wait_for("its workers", works)
+        wait_until(works, WAIT_S)
         family = psutil.Process(benchmark.pid).children(recursive=True)
         folders = of_ours(scratch)
         benchmark.terminate()
@@ -110,7 +102,7 @@ def test_a_process_with_one_thing_to_do_takes_its_folder_along(tmp_path: Path) -
     assert here is not None
 
     def interrupt() -> None:
-        wait_for("its folder", lambda: any(tmp_path.glob("*/inside")))
+        wait_until(lambda: any(tmp_path.glob("*/inside")), WAIT_S)
         signal.pthread_kill(here, signal.SIGTERM)
 
     impatient = threading.Thread(target=interrupt)

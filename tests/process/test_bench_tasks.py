@@ -7,18 +7,12 @@ from pathlib import Path
 from blockflow.bench import tasks
 from blockflow.bench.results import ResultFile
 from blockflow.bench.tasks import QUICK, TIMES, figures, grid, measure
-from blockflow.control.system import System
 from blockflow.launch.base import Launcher
+from tests.system_rig import idle_system
 
 
 def test_every_number_of_tasks_has_every_figure(tmp_path: Path, launcher: Launcher) -> None:
-    system = System(
-        repository=tmp_path / "blocks",
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    )
+    system = idle_system(tmp_path / "blocks", tmp_path / "state", launcher)
     steps: list[None] = []
     found = measure(QUICK, tmp_path, lambda: steps.append(None), system)
     assert len(steps) == QUICK.rounds * len(QUICK.sizes)

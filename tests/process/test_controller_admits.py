@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import zmq
@@ -14,6 +13,7 @@ from blockflow.core import limits
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.sockets import connect_dealer, new_context
 from blockflow.wire.control import Hello, encode_control
+from tests.dispatcher_rig import wait_until
 
 WAIT_S = 10.0
 
@@ -51,10 +51,7 @@ def test_a_process_that_starts_while_others_are_heard_is_known() -> None:
             # Its thread is at the first one's message: the second one is launched, and quick.
             controller.admit(2)
             sockets[1].send(hello(2))
-            deadline = time.monotonic() + WAIT_S
-            while not controller._socket.get(zmq.EVENTS) & zmq.POLLIN:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_until(lambda: controller._socket.get(zmq.EVENTS) & zmq.POLLIN, WAIT_S)
             go_on.set()
             assert both.wait(WAIT_S), controller.counters
             assert heard == [1, 2] and controller.counters.unknown == 0

@@ -17,6 +17,7 @@ from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from tests import plain_http
+from tests.system_rig import idle_system
 
 X = np.zeros((1, 4), np.float32)
 BODY = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
@@ -36,13 +37,7 @@ def repository(tmp_path: Path) -> BlockRepository:
 
 @pytest.fixture
 def system(repository: BlockRepository, tmp_path: Path, launcher: Launcher) -> Iterator[System]:
-    with System(
-        repository=repository.root,
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    ) as made:
+    with idle_system(repository.root, tmp_path / "state", launcher) as made:
         made.apply(BODY)
         yield made
 

@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from blockflow.launch.process import Adoption
+from tests.dispatcher_rig import wait_until
 from tests.process.test_template import WAIT_S, gone, wait_gone
 from tests.worker_rig import private_folder
 
@@ -57,17 +57,12 @@ def test_nothing_survives_the_manager(tmp_path: Path) -> None:
     assert manager.stdout is not None
     with manager.stdout:
         pids = json.loads(manager.stdout.readline())
-    end = time.monotonic() + WAIT_S
-    while len(list(tmp_path.glob("*.json"))) < 2:
-        assert time.monotonic() < end
-        select.select([], [], [], 0.01)
+    wait_until(lambda: len(list(tmp_path.glob("*.json"))) >= 2, WAIT_S)
     manager.kill()
     manager.wait()
     try:
         wait_gone(*pids)
-        while root.exists():
-            assert time.monotonic() < end
-            select.select([], [], [], 0.01)
+        wait_until(lambda: not root.exists(), WAIT_S)
         assert [path.name for path in used.iterdir()] == ["a.sock"], "not empty: somebody's"
     finally:
         for folder in (root, used):
@@ -108,16 +103,10 @@ def test_a_stuck_child_whose_template_is_dead_ends_with_the_manager(tmp_path: Pa
     with manager.stdout:
         template, child = json.loads(manager.stdout.readline())
 
-    def wait_for(name: str) -> None:
-        end = time.monotonic() + WAIT_S
-        while not (tmp_path / name).exists():
-            assert time.monotonic() < end
-            select.select([], [], [], 0.01)
-
     try:
-        wait_for("up")
+        wait_until((tmp_path / "up").exists, WAIT_S)
         os.kill(template, signal.SIGKILL)
-        wait_for("adopted")
+        wait_until((tmp_path / "adopted").exists, WAIT_S)
         assert not gone(child)
     finally:
         manager.kill()

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from blockflow.client.sync import Client
-from blockflow.control.system import System
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.core.profile import Point, StageProfile
@@ -23,6 +22,7 @@ from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import load_model
 from blockflow.wire.control import Stats
 from tests import worker_rig
+from tests.system_rig import idle_system
 from tests.worker_rig import Rig
 
 Array = np.ndarray[Any, Any]
@@ -221,14 +221,10 @@ def test_the_whole_system(
         return {"blocks": blocks, "tasks": {name: names}}
 
     batching = {"policy": "window", "max_rows": 6, "max_delay_ms": 100, "classes": [8, 16]}
-    system = System(
-        repository=repository.root,
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=rig.launcher,
-    )
-    with system, Client(system.client_endpoint) as client:
+    with (
+        idle_system(repository.root, tmp_path / "state", rig.launcher) as system,
+        Client(system.client_endpoint) as client,
+    ):
         with pytest.raises(TopologyError) as e:
             system.apply(update("plain", batching))
         (problem,) = e.value.problems

@@ -22,6 +22,7 @@ from blockflow.repository.sources import LoadedModel
 from blockflow.tensormq.cuda_fake_world import World
 from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from tests.gpu import test_paths_on_gpu as suite
+from tests.system_rig import idle_system
 
 layer = suite.layer
 test_results_land_while_the_next_batches_are_ordered = (
@@ -59,13 +60,7 @@ def exported(layer: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def system(exported: Path, tmp_path: Path, launcher: Launcher) -> Iterator[System]:
     shutil.copytree(exported, tmp_path / "blocks")
-    with System(
-        repository=tmp_path / "blocks",
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    ) as made:
+    with idle_system(tmp_path / "blocks", tmp_path / "state", launcher) as made:
         yield made
 
 

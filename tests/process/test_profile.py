@@ -28,7 +28,6 @@ from blockflow.cli.main import main
 from blockflow.control.events import Launch
 from blockflow.control.fleet import Fleet
 from blockflow.control.profiles import ProfileShelf
-from blockflow.control.system import System
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import StageSpec
@@ -44,6 +43,7 @@ from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
 from tests.bench_rig import Forks
+from tests.system_rig import idle_system
 from tests.warm_rig import Warm
 
 SPEC = TensorSpec("float32", ("rows", 16))
@@ -370,13 +370,7 @@ def test_the_rest_document_of_a_block_says_whether_one_holds(
     repository: BlockRepository, tmp_path: Path, launcher: Launcher
 ) -> None:
     save_echo(repository, "plain", SPEC)
-    with System(
-        repository=repository.root,
-        state_dir=tmp_path / "state",
-        rest_port=0,
-        client_port=0,
-        launcher=launcher,
-    ) as system:
+    with idle_system(repository.root, tmp_path / "state", launcher) as system:
         system.apply({"blocks": ["plain"], "tasks": {"t": ["plain"]}})
         told = system.commands.block("plain")["profile"]
         assert told["fresh"] is False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from control_rig import echo_repository
+from system_rig import idle_system
 
 from blockflow.control.system import System
 from blockflow.launch.base import Launcher
@@ -27,13 +28,7 @@ class Place:
         echo_repository(root / "blocks")
 
     def system(self) -> System:
-        return System(
-            repository=self._root / "blocks",
-            state_dir=self._root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=self._launcher,
-        )
+        return idle_system(self._root / "blocks", self._root / "state", self._launcher)
 
     def take_away(self, *, mount: bool = False) -> None:
         (self._root / "blocks").rename(self._root / "away")

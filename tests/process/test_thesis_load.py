@@ -48,6 +48,7 @@ from blockflow.launch.base import Launcher
 from blockflow.launch.cgroup import available_cores
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
+from tests.system_rig import idle_system
 
 SETTINGS = Settings(quick=True, model="resnet18", engine="echo")
 BLOCKS = {f"block{n}" for n in range(1, 5)}
@@ -97,13 +98,7 @@ def context(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Ite
         patch.setattr(experiment, "prepare_apart", store_echoes)
         # Enough for a visit that is to have some; these blocks are slow on a busy machine.
         patch.setattr(served, "MIN_ARRIVALS", 12)
-        with System(
-            repository=repository,
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system:
+        with idle_system(repository, root / "state", launcher) as system:
             yield Shared(workshop, root / "scratch", system)
 
 

@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_preflight import expandable_segments, preflight
 from blockflow.tensormq.janitor import RunDir, remove_leavings
+from tests.dispatcher_rig import wait_until
 
 
 @pytest.fixture
@@ -158,11 +158,8 @@ def test_the_queue_bounds_what_is_ordered_ahead(
 
     thread = threading.Thread(target=engine)
     thread.start()
-    deadline = time.monotonic() + 10
     for n, gate in enumerate(gates):
-        while len(begun) < min(n + 2, len(gates)):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda n=n: len(begun) >= min(n + 2, len(gates)))
         assert len(begun) == min(n + 2, len(gates)), "never more than two are under way"
         gate.set()
     thread.join(10)
@@ -204,10 +201,7 @@ def test_what_is_ordered_between_two_batches_has_an_event_of_its_own(
     api.launch(device.stream, lambda: second.wait(10) and None)
     device.queue.within(lambda: done.append("within"))
     first.set()
-    deadline = time.monotonic() + 10
-    while not done:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: done)
     assert done == ["batch"] and not device.completions.wait_idle(0.05)
     second.set()
     assert device.completions.wait_idle(10)
@@ -258,10 +252,7 @@ def test_copies_are_made_and_counted(device: CudaDevice, api: FakeCuda) -> None:
 def test_a_stuck_device_is_called_broken(device: CudaDevice) -> None:
     device.watch(0.0, lambda: False, "never")
     device.watch(0.01, lambda: True, "it waits for the dead")
-    deadline = time.monotonic() + 10
-    while not device.broken:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: device.broken)
     assert device.broken == "it waits for the dead"
 
 

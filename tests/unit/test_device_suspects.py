@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.runner import Runner
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Batch, Source, Ticket
+from tests.dispatcher_rig import wait_until
 
 SPEC = TensorSpec("float32", ("rows", 2))
 INFO = BlockInfo("b", "1", "0" * 64, "test", Contract(SPEC, SPEC), 0, 0)
@@ -131,13 +131,6 @@ def beside(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseExcep
     return thread, raised
 
 
-def until(test: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def names(*batches: list[Item]) -> list[tuple[bytes, ...]]:
     return [tuple(record(item) for item in items) for items in batches]
 
@@ -148,7 +141,8 @@ def test_a_batch_is_at_work_until_the_device_is_past_it(worker: Worker) -> None:
     worker.engine.gates[0].set()
     thread, _ = beside(lambda: worker.compute(4))  # waits for the first, and only for that
     thread.join(WAIT_S)
-    until(lambda: names(first)[0] not in worker.at_work())  # crossed out by another thread
+    # Crossed out by another thread.
+    wait_until(lambda: names(first)[0] not in worker.at_work(), WAIT_S)
     now = worker.at_work()
     assert now[0] == names(second)[0] and len(now) == 2
     worker.end()
@@ -218,7 +212,7 @@ def test_who_is_run_alone_has_the_device_for_itself(worker: Worker) -> None:
     thread, raised = beside(lambda: suspects.append(worker.compute(13, alone=True)))
     assert worker.at_work() == names(before) and len(worker.engine.gates) == 1
     worker.engine.gates[0].set()
-    until(lambda: len(worker.engine.gates) == 2)
+    wait_until(lambda: len(worker.engine.gates) == 2, WAIT_S)
     (work,) = worker.at_work()
     assert len(work) == 1 and work != names(before)[0]
     worker.end()

@@ -18,6 +18,7 @@ from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.leases import LeaseError
 from blockflow.wire.tensor import Handle, TensorDesc
 from tests import cuda_rig, mixed_rig
+from tests.dispatcher_rig import wait_until
 from tests.mixed_rig import DIMS, HOST, MIB, NEAR, OWNER, PEER, Rig, chosen, finish, is_right
 
 rig, run_dir = mixed_rig.rig, mixed_rig.run_dir
@@ -209,7 +210,7 @@ def test_a_dead_owners_tensors_are_lost_and_its_memory_is_let_go(rig: Rig) -> No
         got.tensor()
     assert rig.importers()
     got.release()
-    rig.until(lambda: not rig.importers())
+    wait_until(lambda: not rig.importers())  # consumers look a few times per second
     with pytest.raises(RequestError, match="is dead"):
         rig.near.open(payload.desc, None)
 

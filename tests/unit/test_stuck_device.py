@@ -4,7 +4,6 @@ goes on meanwhile, and the wait for the dead is found out whatever else waits.""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.janitor import RunDir
 from tests.cuda_rig import close_devices, double_folder, fake_device, far_device
+from tests.dispatcher_rig import wait_until
 
 FIRST, SECOND = 11, 12
 WAIT_S = 10.0
@@ -125,10 +125,7 @@ def test_a_wait_for_the_dead_is_found_out_while_room_for_an_event_is_waited_for(
         first.tensor()
         engine = threading.Thread(target=second.tensor, daemon=True)
         engine.start()
-        deadline = time.monotonic() + WAIT_S
-        while not scene.consumer._events._lock.locked():  # it makes room
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(scene.consumer._events._lock.locked, WAIT_S)  # it makes room
         scene.consumer.peer_gone(FIRST)
         assert broken.wait(WAIT_S)
         scene.gate.set()
