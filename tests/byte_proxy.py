@@ -14,7 +14,6 @@ import struct
 import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, Self
 
 GREETING_BYTES = 64
@@ -206,12 +205,7 @@ class ByteProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- faults ----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from blockflow.client.calls import Either, Names, Options
@@ -125,12 +124,7 @@ class Client(Cover):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

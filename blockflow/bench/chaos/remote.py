@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -104,12 +103,7 @@ class RemoteSystem:
         self._server.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             process = psutil.Process(self.pid)
             self.commands.post("/v1/shutdown")
