@@ -1,6 +1,6 @@
 """Heap: when the Dispatcher gives back what large messages have left. Pure.
 
-Its allocator keeps what it has once had (:class:`~blockflow.launch.environment.MallocTuning`): made
+Its allocator keeps what it has once had (:data:`~blockflow.launch.environment.MALLOC`): made
 for forwards, which need it again at once. Messages come in bursts, and after one there may be a
 gigabyte that nobody uses. Given back too early, the next message pays for its pages anew; so it is
 given back when no large one has passed for a while, and of an unbroken stream seldom.

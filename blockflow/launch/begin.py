@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockflow.core import limits
-from blockflow.launch.environment import MallocTuning, spawn
+from blockflow.launch.environment import spawn
 from blockflow.launch.process import not_started
 
 
 def start_template(
-    config: Mapping[str, Any], lifeline_fd: int, *, malloc: MallocTuning | None, log_path: str
+    config: Mapping[str, Any], lifeline_fd: int, *, log_path: str
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start one and do not wait for its imports.
 
     Args:
         config: what the template is told, but for the numbers of its descriptors.
         lifeline_fd: read end of the guardian's pipe.
-        malloc: allocator settings.
         log_path: where its own errors go, '' = this process's stderr.
 
     Returns:
@@ -42,7 +41,6 @@ def start_template(
                         "blockflow.launch.template",
                         json.dumps({**config, "control": theirs.fileno(), "lifeline": lifeline_fd}),
                         fds=(theirs.fileno(), lifeline_fd),
-                        malloc=malloc,
                         log=log if log_path else None,
                     )
             except BaseException:

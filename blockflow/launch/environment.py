@@ -12,41 +12,28 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO
 
 from blockflow.core.caches import private_compiler_cache
 from blockflow.launch.whereabouts import ROOT, lasting_imports, working_directory
 
+MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_ARENA_MAX": "1",
+}
+"""glibc's allocator, told to keep what it has (other C libraries ignore these variables).
 
-@dataclass(frozen=True, slots=True)
-class MallocTuning:
-    """glibc's allocator, told to keep what it has (other C libraries ignore these variables).
-
-    By default glibc maps each large activation anew and unmaps it after use, so that every forward
-    pays page faults for all of it: measured 1.2x (batch 1) to 1.9x (batch 32) on a convolutional
-    network. Here large blocks come from the heap (``mmap_max`` 0), whose top is kept
-    (``trim_threshold``, ``top_pad`` in bytes: virtual until touched) and shared by all threads
-    (``arena_max`` 1). The price: freed memory stays with the process until a trim
-    (:func:`give_memory_back`), which the worker does once after loading.
-    """
-
-    mmap_max: int = 0
-    trim_threshold: int = 1 << 32
-    top_pad: int = 64 << 20
-    arena_max: int = 1
-
-    def variables(self) -> dict[str, str]:
-        return {
-            "MALLOC_MMAP_MAX_": str(self.mmap_max),
-            "MALLOC_TRIM_THRESHOLD_": str(self.trim_threshold),
-            "MALLOC_TOP_PAD_": str(self.top_pad),
-            "MALLOC_ARENA_MAX": str(self.arena_max),
-        }
+By default glibc maps each large activation anew and unmaps it after use, so that every forward pays
+page faults for all of it: measured 1.2x (batch 1) to 1.9x (batch 32) on a convolutional network.
+Here large blocks come from the heap, whose top is kept (virtual until touched) and shared by all
+threads. The price: freed memory stays with the process until a trim (:func:`give_memory_back`),
+which the worker does once after loading."""
 
 
 def give_memory_back() -> None:
-    """Return the heap's free pages, which :class:`MallocTuning` has told the allocator to keep."""
+    """Return the heap's free pages, which :data:`MALLOC` has told the allocator to keep."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -61,16 +48,14 @@ _ONE_THREAD = (
 the processes fight for the cores (and a pool in the template would not survive the fork)."""
 
 
-def child_environment(
-    malloc: MallocTuning | None = None, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def child_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment of a template or a fresh worker: ``base`` (default: this process's) plus tuning.
 
     Allocator variables that the operator has set already are left as they are. The import path is
     this interpreter's, so that a child finds the same packages wherever it is started.
     """
     env = dict(os.environ if base is None else base)
-    for key, value in (malloc or MallocTuning()).variables().items():
+    for key, value in MALLOC.items():
         env.setdefault(key, value)
     for key in _ONE_THREAD:
         env[key] = "1"
@@ -91,18 +76,13 @@ def child_command(module: str, *args: str) -> list[str]:
 
 
 def spawn(
-    module: str,
-    *args: str,
-    fds: Sequence[int],
-    malloc: MallocTuning | None,
-    log: IO[bytes] | None = None,
+    module: str, *args: str, fds: Sequence[int], log: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a fresh interpreter for ``module``, in a session of its own, with
     :func:`child_environment`.
 
     Args:
         fds: descriptors that it inherits under their numbers.
-        malloc: allocator settings.
         log: gets stdout and stderr; None = inherited.
 
     Raises:
@@ -110,7 +90,7 @@ def spawn(
     """
     return subprocess.Popen(
         child_command(module, *args),
-        env=child_environment(malloc),
+        env=child_environment(),
         cwd=None if working_directory() else ROOT,
         pass_fds=fds,
         stdin=subprocess.DEVNULL,

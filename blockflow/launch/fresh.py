@@ -11,19 +11,14 @@ from typing import Any
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
-from blockflow.launch.environment import MallocTuning, spawn
+from blockflow.launch.environment import spawn
 from blockflow.launch.process import EXIT_UNKNOWN, not_started
 
 
 class SubprocessLauncher(Launcher):
-    """Starts ``python -m blockflow.launch.child`` for each process: slower, nothing inherited.
+    """Starts ``python -m blockflow.launch.child`` for each process: slower, nothing inherited."""
 
-    Args:
-        malloc: allocator settings.
-    """
-
-    def __init__(self, *, malloc: MallocTuning | None = None) -> None:
-        self._malloc = malloc
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lifeline = Lifeline()
         self._alive: dict[int, Child] = {}
@@ -39,9 +34,7 @@ class SubprocessLauncher(Launcher):
             try:
                 with order.in_memory() as memory:
                     fds = (memory, self._lifeline.read_fd)
-                    process = spawn(
-                        "blockflow.launch.child", *map(str, fds), fds=fds, malloc=self._malloc
-                    )
+                    process = spawn("blockflow.launch.child", *map(str, fds), fds=fds)
                 pid = process.pid
                 try:
                     pidfd = os.pidfd_open(pid)

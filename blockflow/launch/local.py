@@ -19,7 +19,6 @@ from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.begin import start_template
 from blockflow.launch.child import Order
 from blockflow.launch.ends import unreaped_status
-from blockflow.launch.environment import MallocTuning
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
@@ -64,7 +63,6 @@ class TemplateLauncher(Launcher):
         rehearsals: calls (entry, spec) that the template makes after its imports, so that what they
             touch is shared by all children. They must neither compute nor start threads; one that
             does makes the template start anew without any, one that raises is ignored.
-        malloc: allocator settings.
         log_path: where the template's own errors go, '' = this process's stderr.
         ward: of a guardian, which then holds lifeline and template beyond this process's life.
     """
@@ -75,14 +73,12 @@ class TemplateLauncher(Launcher):
         removes: Sequence[str] = (),
         preload: Sequence[str] = BASE_MODULES,
         rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
-        malloc: MallocTuning | None = None,
         log_path: str = "",
         ward: Ward | None = None,
     ) -> None:
         self._imports = Imports(preload)
         calls = [[entry, dict(spec)] for entry, spec in rehearsals]
         self._config = {"removes": list(removes), "rehearsals": calls}
-        self._malloc = malloc
         self._log_path = log_path
         self._lock = threading.RLock()
         self._lifeline = Lifeline() if ward is None else Lifeline.of_another(ward.lifeline_fd)
@@ -119,7 +115,7 @@ class TemplateLauncher(Launcher):
             config = {**self._config, "preload": self._imports.done}
             self._again = time.monotonic() + _AGAIN_S  # unless it is started now
             process, self._socket = start_template(
-                config, self._lifeline.read_fd, malloc=self._malloc, log_path=self._log_path
+                config, self._lifeline.read_fd, log_path=self._log_path
             )
             self._process, self._ready, self._again = process, False, 0.0
             self._since = time.monotonic()

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from blockflow.core.caches import INDUCTOR, private_compiler_cache
-from blockflow.launch.environment import MallocTuning, child_command, child_environment
+from blockflow.launch.environment import MALLOC, child_command, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_environment() -> None:
     base = {"MALLOC_ARENA_MAX": "3", "A": "b", "HOME": "/home/me"}
-    env = child_environment(MallocTuning(top_pad=7), base)
-    assert env["MALLOC_TOP_PAD_"] == "7" and env["MALLOC_MMAP_MAX_"] == "0"
+    env = child_environment(base)
+    assert env["MALLOC_MMAP_MAX_"] == "0"
     assert env["MALLOC_ARENA_MAX"] == "3" and env["A"] == "b"  # the operator's choice stays
     assert env["MALLOC_TRIM_THRESHOLD_"] == str(1 << 32)
     for pool in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):
@@ -28,7 +28,7 @@ def test_environment() -> None:
     assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"  # no processes of a worker's own
     assert INDUCTOR in env
     tuned = {k: v for k, v in child_environment(base={}).items() if k.startswith("MALLOC_")}
-    assert tuned == MallocTuning().variables()
+    assert tuned == MALLOC
     assert tuned["MALLOC_ARENA_MAX"] == "1" and tuned["MALLOC_TOP_PAD_"] == str(64 << 20)
     chosen = {"PYTORCH_NVML_BASED_CUDA_CHECK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     assert child_environment(base=chosen).items() >= chosen.items()

@@ -84,7 +84,7 @@ def test_an_interpreter_is_started_where_it_can_be(
 ) -> None:
     told: list[Any] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *_args, **how: told.append(how["cwd"]))
-    spawn("module", fds=(), malloc=None)
+    spawn("module", fds=())
     here.rmdir()
-    spawn("module", fds=(), malloc=None)
+    spawn("module", fds=())
     assert told == [None, "/"]
