@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from blockflow.batching.facts import StageFacts
-from blockflow.core.profile import CurveFit, fit_curve, interpolate
+from blockflow.core.fit import CurveFit, fit_curve
+from blockflow.core.profile import interpolate
 
 Route = tuple[int, ...]
 """Stages that a batch runs one after the other."""

@@ -1,8 +1,7 @@
-"""Profile: what a block's batches cost on one machine, measured; and the curve fitted to it.
+"""Profile: what a block's batches cost on one machine, measured.
 
-``L[threads, rows]`` is the table that Packrat (section 3) optimises over; the curve is LBCI's
-(section 3) time per sample. Durations are milliseconds. How a table is measured and when it is
-stale: docs/profiling.md.
+``L[threads, rows]`` is the table that Packrat (section 3) optimises over. Durations are
+milliseconds. How a table is measured and when it is stale: docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf, nextafter
 from typing import Any
-
-from blockflow.core.fit import CurveFit, fit_curve
-
-__all__ = ["CurveFit", "Point", "StageProfile", "fit_curve", "interpolate"]
 
 _LARGEST = nextafter(inf, 0)
 
@@ -159,23 +154,6 @@ class StageProfile:
         if 0 in lines:
             return times[0][1]
         return interpolate(times, times[-1][0] if length is None else length)
-
-    def totals(self, threads: int = 1, length: int | None = None) -> list[tuple[int, float]]:
-        """``(rows, median ms)`` at one length (None: the longest measured): what a fit takes.
-
-        Raises:
-            ValueError: ``threads`` or ``length`` was not measured.
-        """
-        lines = self._of(threads)
-        n = next(reversed(lines)) if length is None else length
-        if n not in lines:
-            raise ValueError(f"length {n} was not measured; known: {', '.join(map(str, lines))}")
-        return lines[n]
-
-    def fit(self, threads: int = 1, length: int | None = None) -> CurveFit:
-        """The curve through :meth:`totals`."""
-        totals = self.totals(threads, length)
-        return fit_curve([r for r, _ in totals], [t for _, t in totals])
 
     def _of(self, threads: int) -> dict[int, list[tuple[int, float]]]:
         """length (0: none) -> (rows, ms), both ascending."""

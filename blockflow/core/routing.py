@@ -270,10 +270,6 @@ class RouteTable:
     shares: tuple[Mapping[str, Any], ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
 
-    def stages_of(self, block: str) -> tuple[int, ...]:
-        """Stage numbers of the block's replicas, in order."""
-        return tuple(s for s, r in self.stages.items() if r.block == block)
-
     def without(self, gone: Collection[int]) -> RouteTable:
         """The same table but for the stages of these incarnations."""
         left = {s: r for s, r in self.stages.items() if r.incarnation not in gone}

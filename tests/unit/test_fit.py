@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockflow.core.fit import CurveFit, fit_curve
-from blockflow.core.profile import StageProfile
-from tests.unit.test_profile_table import point
 
 ROWS = (1, 2, 4, 8, 16, 32)
 KNOWN = [
@@ -128,9 +126,3 @@ def test_nonsense_is_refused(rows: list[int], times: list[float]) -> None:
         fit_curve(rows, times)
     with pytest.raises(ValueError):
         fit_curve([1, 2], [math.nan, 1.0])
-
-
-def test_a_profile_fits_its_medians() -> None:
-    curve = KNOWN[0]
-    table = StageProfile("b", "d", "e", "fp32", "m", tuple(point(b, curve.total(b)) for b in ROWS))
-    assert table.fit().z3 == pytest.approx(6, rel=1e-4)

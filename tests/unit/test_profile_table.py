@@ -61,19 +61,16 @@ def test_what_was_measured_can_be_asked() -> None:
         assert only.points == tuple(p for p in TABLE.points if p.threads == threads)
     assert TABLE.r_max(1) == 0.2
     assert TABLE.r_max(2) == 0.5
-    assert TABLE.totals(2) == [(1, 6.0), (8, 20.0)]
 
 
 def test_what_was_not_measured_is_said() -> None:
-    for ask in (lambda: TABLE.ms(1, 3), lambda: TABLE.r_max(3), lambda: TABLE.totals(3)):
+    for ask in (lambda: TABLE.ms(1, 3), lambda: TABLE.r_max(3)):
         with pytest.raises(ValueError, match=r"3 threads were not measured for trunk; known: 1, 2"):
             ask()
     with pytest.raises(ValueError, match="rows is 0"):
         TABLE.ms(0)
     with pytest.raises(ValueError, match="known: none"):
         profile().ms(1)
-    with pytest.raises(ValueError, match="length 7 was not measured"):
-        TABLE.totals(1, 7)
 
 
 def test_lengths_are_a_second_axis() -> None:
@@ -84,8 +81,6 @@ def test_lengths_are_a_second_axis() -> None:
     assert table.ms(1) == 40.0  # the longest
     assert table.ms(1, length=136) == pytest.approx(22.0)
     assert table.ms(1, length=8) == 4.0  # an upper bound
-    assert table.totals(length=16) == [(1, 4.0), (2, 8.0)]
-    assert table.totals() == [(1, 40.0)]
 
 
 def test_the_only_length_is_not_that_of_all() -> None:

@@ -16,7 +16,8 @@ from blockflow.bench.profiling.plan import Effort
 from blockflow.bench.profiling.run import Measured
 from blockflow.bench.profiling.session import Outcome
 from blockflow.bench.results import Figure
-from blockflow.core.profile import Point, fit_curve
+from blockflow.core.fit import fit_curve
+from blockflow.core.profile import Point
 
 GOOD_FIT = 0.1
 """A curve that misses a measured point by more is called a bad fit."""

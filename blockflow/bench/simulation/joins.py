@@ -16,7 +16,7 @@ from typing import Any
 from blockflow.bench.simulation.simulator import Simulator
 from blockflow.bench.simulation.watch import InvariantBroken, Watch
 from blockflow.bench.simulation.worker import SimWorker
-from blockflow.core.profile import fit_curve
+from blockflow.core.fit import fit_curve
 from blockflow.worker.ticket import Batch, Ticket
 
 _NS = 1_000_000
