@@ -352,28 +352,3 @@ def collect_own_child(pidfd: int) -> int | None:
     if result is None:
         return None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-__all__ = [
-    "DESCRIPTORS",
-    "EXIT_UNKNOWN",
-    "INSTANCE_ENV",
-    "Adoption",
-    "become_subreaper",
-    "close_descriptors",
-    "collect_own_child",
-    "descendants",
-    "die_with",
-    "drop_capabilities",
-    "give_up_privileges",
-    "has_exited",
-    "kill_process",
-    "open_process",
-    "raise_descriptor_limit",
-    "readable",
-    "set_process_name",
-    "shown_name",
-    "start_time",
-    "thread_count",
-    "volunteer",
-]

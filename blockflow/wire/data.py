@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from blockflow.core import limits
-from blockflow.core.errors import BlockFlowError, WireError, from_dict
+from blockflow.core.errors import BlockFlowError, from_dict
 from blockflow.core.routing import PathTree
 from blockflow.wire.codec import (
     check_depth,
@@ -343,21 +343,3 @@ def timings_from_wire(raw: Any, what: str) -> tuple[HopTiming, ...]:
     if raw and (set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) > _U64):
         raise malformed(what, "timing out of range")
     return tuple([HopTiming(*raw[i : i + 5]) for i in range(0, len(raw), 5)])
-
-
-__all__ = [
-    "Data",
-    "Draft",
-    "Failure",
-    "HopTiming",
-    "Item",
-    "WireError",
-    "Withdraw",
-    "decode_data_plane",
-    "encode_data",
-    "encode_failure",
-    "encode_withdraw",
-    "pack_timings",
-    "path_from_wire",
-    "timings_from_wire",
-]
