@@ -11,11 +11,9 @@ three conditions, side by side in one process.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,7 @@ from blockflow.bench.kpi_reader import Counted, KpiReader, per_hop
 from blockflow.client import Client, Result
 from blockflow.control.system import System
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.repository.echo import ECHO_FORMAT
-from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
 MIDDLES = 3
@@ -42,6 +39,9 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 }
 WARM = next(iter(CONDITIONS))
 """What a middle block does before it sends: nothing (back to back), sleep, or fill the caches."""
+
+
+_STILL = {"still": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +88,10 @@ def save_blocks(repository: BlockRepository, sizes: Sequence[int]) -> None:
     inner = TensorSpec("uint8", ("rows", "bytes"), {"bytes": (1, max(sizes))})
     for size in sizes:
         sized = TensorSpec("uint8", ("rows", size))
-        _save(repository, f"source-{size}", Contract(edge, sized), {})
+        save_echo(repository, f"source-{size}", Contract(edge, sized), settings=_STILL)
     for condition, settings in CONDITIONS.items():
-        _save(repository, f"middle-{condition}", Contract(inner, inner), settings)
-    _save(repository, "sink", Contract(inner, edge), {})
-
-
-def _save(
-    repository: BlockRepository, name: str, contract: Contract, settings: Mapping[str, Any]
-) -> None:
-    manifest = Manifest(
-        name=name,
-        version="1",
-        format=ECHO_FORMAT,
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(contract),
-        parameters=0,
-        state_bytes=0,
-        source=Source(model="echo"),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    repository.save(manifest, json.dumps({"still": True, **settings}).encode())
+        save_echo(repository, f"middle-{condition}", inner, settings={**_STILL, **settings})
+    save_echo(repository, "sink", Contract(inner, edge), settings=_STILL)
 
 
 def topology(ways: Sequence[Way], sizes: Sequence[int]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
-from blockflow.repository.manifest import Manifest, PaddingForm, Source, contract_form
+from blockflow.repository.manifest import PaddingForm, Source, new_manifest
 from blockflow.repository.repository import BlockRepository
 
 ECHO_FORMAT = "echo"
@@ -21,37 +20,31 @@ ECHO_FORMAT = "echo"
 def save_echo(
     repository: BlockRepository,
     name: str,
-    spec: TensorSpec,
+    spec: TensorSpec | Contract,
     *,
     settings: Mapping[str, Any] | None = None,
     version: str = "1",
     padding: Padding | None = None,
 ) -> BlockInfo:
-    """Store an echo block that takes and gives ``spec``.
+    """Store an echo block.
 
     Args:
         repository: where to.
         name: the block's name.
-        spec: input and output at once.
+        spec: input and output at once, or both: what it gives is its input's bytes all the same.
         settings: ``delay_ms``, ``row_ms``, ``fail_on_value``, ``crash_on_value``.
         version: the label.
         padding: how it may be padded; an echo keeps that promise by itself.
     """
     artifact = json.dumps(dict(settings or {}), sort_keys=True).encode()
-    manifest = Manifest(
-        name=name,
+    manifest = new_manifest(
+        name,
+        ECHO_FORMAT,
+        spec if isinstance(spec, Contract) else Contract(spec, spec),
         version=version,
-        format=ECHO_FORMAT,
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(Contract(spec, spec)),
-        parameters=0,
-        state_bytes=0,
         source=Source(model="echo"),
         padding=None
         if padding is None
         else PaddingForm(dim=padding.dim, value=padding.value, error=0, tolerance=0),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return repository.save(manifest, artifact)

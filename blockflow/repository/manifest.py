@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -284,6 +284,21 @@ def as_text(label: str) -> str:
     cannot tell as Python writes it (``\\udcff``), and its beginning where it is long."""
     told = label.encode(errors="backslashreplace").decode()
     return told if len(told) <= _MAX_TEXT else told[: _MAX_TEXT - 3] + "..."
+
+
+def new_manifest(name: str, format: str, contract: Contract, **more: Any) -> Manifest:
+    """Of an artifact that is to be saved: its file's name, digest and size are found then. ``more``
+    are further fields."""
+    return Manifest(
+        name=name,
+        format=format,
+        artifact="unset",
+        sha256="0" * 64,
+        size=0,
+        contract=contract_form(contract),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        **{"version": "1", "parameters": 0, "state_bytes": 0, **more},
+    )
 
 
 def contract_form(contract: Contract) -> ContractForm:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import time
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -31,7 +30,7 @@ from blockflow.repository.manifest import (
     PaddingForm,
     Source,
     as_text,
-    contract_form,
+    new_manifest,
 )
 from blockflow.repository.report import BlockReport, ExportReport
 from blockflow.repository.scratch import scratch
@@ -136,14 +135,11 @@ def _measure(run: Runner, piece: Piece) -> float:
 def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) -> Manifest:
     parameters, state_bytes = count_state(piece.stage)
     label = as_text(job.loaded.label)
-    return Manifest(
-        name=piece.name,
+    return new_manifest(
+        piece.name,
+        job.format,
+        piece.contract,
         version=job.version,
-        format=job.format,
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(piece.contract),
         parameters=parameters,
         state_bytes=state_bytes,
         measured=Measured(ms=ms, output_bytes=min(piece.contract.output.row_bytes(), MAX_COUNT)),
@@ -157,7 +153,6 @@ def _manifest(job: Job, piece: Piece, ms: float, padding: PaddingForm | None) ->
         padding=padding,
         int_below=piece.int_below,
         tools=tools(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 

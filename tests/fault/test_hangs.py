@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,7 @@ from blockflow.client.sync import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.model import Contract, TensorSpec
-from blockflow.repository.manifest import Manifest, Source, contract_form
-from blockflow.repository.repository import BlockRepository
+from blockflow.repository.echo import save_echo
 from blockflow.tensormq.janitor import sweep_stale
 from tests.system_rig import replaced, served, worker
 
@@ -51,28 +49,11 @@ POINTS = (
 def system(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[System]:
     root = tmp_path_factory.mktemp("hangs")
     repository = echo_repository(root / "blocks", **{name: {} for name in NAMES})
-    store_liar(repository)
+    # It gives back what it is given, and its contract says otherwise.
+    save_echo(repository, "liar", Contract(SPEC, TensorSpec("float32", ("rows", 5))))
     armed = warm.own_template(BLOCKFLOW_FAILPOINTS=POINTS)
     with armed as launcher, served(root, BODY, launcher) as running:
         yield running
-
-
-def store_liar(repository: BlockRepository) -> None:
-    """A block that gives back what it is given, and whose contract says otherwise."""
-    manifest = Manifest(
-        name="liar",
-        version="1",
-        format="echo",
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(Contract(SPEC, TensorSpec("float32", ("rows", 5)))),
-        parameters=0,
-        state_bytes=0,
-        source=Source(model="echo"),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    repository.save(manifest, b"{}")
 
 
 def serves(system: System, task: str) -> bool:

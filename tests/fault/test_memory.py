@@ -10,7 +10,6 @@ import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from blockflow.core.model import Contract, TensorSpec
 from blockflow.launch import cgroup as groups
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
-from blockflow.repository.manifest import Manifest, Source, contract_form
+from blockflow.repository.manifest import new_manifest
 from blockflow.repository.repository import BlockRepository
 from tests.system_rig import served, worker
 
@@ -56,19 +55,7 @@ class Greedy(torch.nn.Module):
 def save_greedy(repository: BlockRepository) -> None:
     artifact = BytesIO()
     torch.jit.save(torch.jit.script(Greedy()), artifact)
-    manifest = Manifest(
-        name="greedy",
-        version="1",
-        format="torchscript-scripted",
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(Contract(SPEC, SPEC)),
-        parameters=0,
-        state_bytes=0,
-        source=Source(model="greedy"),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    manifest = new_manifest("greedy", "torchscript-scripted", Contract(SPEC, SPEC))
     repository.save(manifest, artifact.getvalue())
 
 

@@ -12,10 +12,9 @@ from blockflow.core.errors import RepositoryError
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.repository.manifest import (
     Choice,
-    Manifest,
     VariantForm,
     VerdictForm,
-    contract_form,
+    new_manifest,
 )
 from blockflow.repository.repository import BlockRepository
 
@@ -27,19 +26,7 @@ def save_block(
     repository: BlockRepository, name: str, data: bytes = b"reference", spec: TensorSpec = SPEC
 ) -> BlockInfo:
     """A block of format pt2 that nothing could load."""
-    manifest = Manifest(
-        name=name,
-        version="1",
-        format="pt2",
-        artifact="unset",
-        sha256="0" * 64,
-        size=0,
-        contract=contract_form(Contract(spec, spec)),
-        parameters=0,
-        state_bytes=0,
-        created=WHEN,
-    )
-    return repository.save(manifest, data)
+    return repository.save(new_manifest(name, "pt2", Contract(spec, spec)), data)
 
 
 def form(machine: str = "") -> VariantForm:

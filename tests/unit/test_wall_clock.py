@@ -34,8 +34,7 @@ JUSTIFIED = {
     "control/store.py": {"datetime.now": "stored with an epoch and shown; the order is the file's"},
     "monitor/doctor/gather.py": {"datetime.now": "says that the clock is years off"},
     "repository/convert.py": {"datetime.now": "a manifest's date of making, shown"},
-    "repository/echo.py": {"datetime.now": "a manifest's date of making, shown"},
-    "repository/pieces.py": {"datetime.now": "a manifest's date of making, shown"},
+    "repository/manifest.py": {"datetime.now": "a manifest's date of making, shown"},
     "repository/profiles.py": {
         "st_mtime_ns": "which of more than eight profiles of former artifacts goes: none is in use"
     },
