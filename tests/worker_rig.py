@@ -302,6 +302,17 @@ def echo(rig: Rig, name: str, dims: Sequence[int | str] = (4,), **settings: Any)
     return save_echo(BlockRepository(rig.repository), name, spec, settings=settings)
 
 
+def answers(rig: Rig, expected: Mapping[bytes, float]) -> None:
+    """Each request's own result comes once, in any order, whatever it shared a batch with."""
+    left = dict(expected)
+    while left:
+        message, value = rig.result()
+        row = 0
+        for item in message.items:
+            assert (value[row : row + item.rows] == left.pop(item.request_id)).all()
+            row += item.rows
+
+
 def at_work(rig: Rig, *stages: int) -> None:
     """Wait until forwards of exactly these stages are under way in worker 11."""
     reader = AtWorkReader.open(rig.folder, 11)

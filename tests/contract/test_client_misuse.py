@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_faces import AsyncFace, SyncFace
+from client_suite import code_of
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import AsyncClient, Client
@@ -33,12 +34,6 @@ def client(request: pytest.FixtureRequest, dispatcher: FakeDispatcher) -> Iterat
     face = request.param(dispatcher.endpoint)
     yield face
     face.close()
-
-
-def code_of(call: Callable[[], Any]) -> str:
-    with pytest.raises(BlockFlowError) as info:
-        call()
-    return info.value.code
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import RouteTable
 from blockflow.wire.control import Routes, RoutesApplied, SetPolicy, StartFailed, Stats
 from tests import worker_rig
-from tests.worker_rig import Rig, echo
+from tests.worker_rig import Rig, answers, echo
 
 rig = worker_rig.rig
 
@@ -29,17 +29,6 @@ def profile(info: BlockInfo, ms: Mapping[int, float]) -> dict[str, Any]:
         Point(1, rows, None, 30, t, t, t, t, t, t, 0.01, 0) for rows, t in sorted(ms.items())
     )
     return StageProfile(info.name, info.digest, "echo", "fp32", "test", points).to_dict()
-
-
-def answers(rig: Rig, expected: Mapping[bytes, float]) -> None:
-    """Each request's own result comes once, whatever it shared a batch with."""
-    left = dict(expected)
-    while left:
-        message, value = rig.result()
-        row = 0
-        for item in message.items:
-            assert (value[row : row + item.rows] == left.pop(item.request_id)).all()
-            row += item.rows
 
 
 def batches(rig: Rig, incarnation: int, rows: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ those that shall overlap have rows for longer than any test waits, and end with 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ from blockflow.wire.control import (
 )
 from blockflow.wire.data import Data, Failure
 from tests import worker_rig
-from tests.worker_rig import WAIT_S, Rig, at_work, echo
+from tests.worker_rig import WAIT_S, Rig, answers, at_work, echo
 
 ROW_MS = 100
 LONG = 1000
@@ -76,17 +76,6 @@ def shares(rig: Rig, threads: int, lanes: int) -> None:
         if (extra["threads"], extra["lanes"]) == (threads, lanes):
             break
     rig.tell(11, Monitor(0.0))
-
-
-def answers(rig: Rig, expected: Mapping[bytes, float]) -> None:
-    """Each request's own result comes once, in any order."""
-    left = dict(expected)
-    while left:
-        message, value = rig.result()
-        row = 0
-        for item in message.items:
-            assert (value[row : row + item.rows] == left.pop(item.request_id)).all()
-            row += item.rows
 
 
 def outcomes(rig: Rig, sent: dict[bytes, float]) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from chaos_rig import rid
 
 from blockflow.bench.chaos.ledger import CANCELLED, NO_REPLY, OK, PLAIN, UNHARMED, Ledger
 
 ODD = frozenset({"CONTRACT_MISMATCH"})
-
-
-def rid(n: int) -> bytes:
-    return n.to_bytes(16, "big")
 
 
 def ended(

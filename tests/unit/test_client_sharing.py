@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from client_core_rig import rid
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -15,10 +16,6 @@ from blockflow.wire.grants import Ask, Attach, Direction, Granted, Refused
 UP, DOWN = Direction.UPLOAD, Direction.RESULT
 BIG = MIN_TENSOR_BYTES
 TOKEN = b"t" * 16
-
-
-def rid(n: int) -> bytes:
-    return n.to_bytes(16, "big")
 
 
 def attached() -> Sharing:

@@ -18,17 +18,15 @@ from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, build, load_model, load_weights
 from blockflow.repository.spec_text import parse_range, parse_spec
 from blockflow.repository.zoo.resnet import BasicBlock, ResNet
+from tests import export_rig
 from tests.export_rig import DigitHeads
+
+repo = export_rig.repo
 
 TRACED = "torchscript-traced"
 ROW = TensorSpec("float32", ("rows", 4))
 SMALL = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 64, "max_length": 32}
 TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 32)})
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> BlockRepository:
-    return BlockRepository(tmp_path / "blocks")
 
 
 def loaded(module: nn.Module, spec: TensorSpec = ROW) -> LoadedModel:

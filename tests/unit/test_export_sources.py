@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import read_artifact
 from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.weights import load_weights
+from tests.unit.test_export import refused
 
 ROW = TensorSpec("float32", ("rows", 4))
 
@@ -55,13 +55,6 @@ def compiled_inside() -> nn.Module:
 
 def made_here(name: str, **options: Any) -> LoadedModel:
     return load_model(f"{__name__}:{name}", input_spec=ROW, **options)
-
-
-def refused(code: str, call: Any) -> ExportError:
-    with pytest.raises(ExportError) as e:
-        call()
-    assert e.value.code == code, str(e.value)
-    return e.value
 
 
 def test_a_model_whose_sizes_are_not_known_yet(tmp_path: Path) -> None:

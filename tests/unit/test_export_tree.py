@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +17,12 @@ from blockflow.repository.export import export_tree
 from blockflow.repository.report import ExportReport
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests import export_rig
 from tests.export_rig import TRACED
 
+repo = export_rig.repo
+
 BLOCKS = {"t": "trunk", "one": "a", "two": "b"}
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> BlockRepository:
-    return BlockRepository(tmp_path / "blocks")
 
 
 class Heads(nn.Module):

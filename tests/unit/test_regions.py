@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,11 @@ from blockflow.repository.export import export_tree
 from blockflow.repository.report import ExportReport
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from tests import export_rig
 from tests.export_rig import TRACED
 from tests.unfold_rig import TOKENS, WORDS, Decoder, Padded
+
+repo = export_rig.repo
 
 MAPS = TensorSpec("float32", ("rows", 3, 4, 4))
 BLOCKS = {"t": "trunk", "one": "a", "two": "b"}
@@ -40,11 +42,6 @@ class Maps(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.way(self, x)
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> BlockRepository:
-    return BlockRepository(tmp_path / "blocks")
 
 
 def exported(

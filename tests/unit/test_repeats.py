@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from client_core_rig import rid
 
 from blockflow.core.errors import RequestError
 from blockflow.core.model import Contract, TensorSpec
@@ -25,10 +26,6 @@ from blockflow.wire.tensor import TensorDesc
 
 CONTRACT = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
 DESC = TensorDesc("float32", (1, 4))
-
-
-def rid(n: int) -> bytes:
-    return n.to_bytes(16, "big")
 
 
 def new_table(replayable: bool = True) -> InFlightTable:
