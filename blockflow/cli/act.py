@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from blockflow.cli.complete import complete_block
-from blockflow.cli.options import UPDATE_S, Block, Json, Url, carried_out, print_json, print_line
+from blockflow.cli.options import UPDATE_S, Block, Json, Url, carried_out, print_answer, print_json
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.monitor.rest import RestClient, segment
 
@@ -47,7 +47,7 @@ def ping(block: AnyBlock = None, url: Url = "", json_: Json = False) -> None:
 
     path = f"/v1/blocks/{segment(block)}/ping" if block is not None else "/v1/ping"
     answer = RestClient(url).post(path)
-    _show(answer, json_, ping_lines(answer))
+    print_answer(answer, json_, ping_lines(answer))
     if not ping_ok(answer):
         raise typer.Exit(4)
 
@@ -97,7 +97,7 @@ def stop(
         answer = client.post("/v1/shutdown", timeout_s=_END_S)
         if ended is not None and not ended():
             raise make_error("TIMEOUT", "it has not ended yet", where=client.url)
-    _show(answer, json_, [f"{client.url}: {'stopped' if wait else 'shutting down'}"])
+    print_answer(answer, json_, [f"{client.url}: {'stopped' if wait else 'shutting down'}"])
 
 
 def monitor(
@@ -112,7 +112,7 @@ def monitor(
         body["hz"] = hz
     answer = RestClient(url).post("/v1/monitor", body)
     state = f"on, {hz:g} samples per second" if switch is Switch.ON else "off"
-    _show(answer, json_, [f"monitor: {state}"])
+    print_answer(answer, json_, [f"monitor: {state}"])
 
 
 def kpis(
@@ -140,7 +140,7 @@ def kpis(
             "INVALID_REQUEST", "no file name", hint="blockflow kpis store run1.jsonl"
         )
     answer = client.post("/v1/kpis/store", {"file": file} | ({"force": True} if force else {}))
-    _show(answer, json_, [f"{answer.get('path', file)}: {answer.get('count', '?')} records"])
+    print_answer(answer, json_, [f"{answer.get('path', file)}: {answer.get('count', '?')} records"])
 
 
 def _confirm(question: str) -> None:
@@ -201,12 +201,4 @@ def _act(block: str, verb: str, done: str, url: str, json_: bool) -> None:
         answer = RestClient(url).post(f"/v1/blocks/{segment(block)}/{verb}", timeout_s=UPDATE_S)
     update = answer.get("update", {})
     as_hoped = update.get("state") in ("done", "unchanged") and not update.get("notes")
-    _show(answer, json_, [done] if as_hoped else update_lines(answer))
-
-
-def _show(answer: Any, json_: bool, lines: list[str]) -> None:
-    if json_:
-        print_json(answer)
-    else:
-        for line in lines:
-            print_line(line)
+    print_answer(answer, json_, [done] if as_hoped else update_lines(answer))

@@ -14,8 +14,7 @@ from blockflow.cli.options import (
     Json,
     Url,
     carried_out,
-    print_json,
-    print_line,
+    print_answer,
     update_query,
 )
 from blockflow.core import limits
@@ -52,11 +51,7 @@ def apply(
         if exc.code == "CONNECTION_LOST":
             exc.hint += "; the same update again is harmless"
         raise
-    if json_:
-        print_json(answer)
-        return
-    for line in update_lines(answer):
-        print_line(line)
+    print_answer(answer, json_, update_lines(answer))
 
 
 def _read(file: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockflow.cli.options import Json, print_json, print_line
+from blockflow.cli.options import Json, print_answer
 from blockflow.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def keys(
     ring = Keyring((folder or default_keys()).absolute())
     _check_arguments(action, name, key, output)
     document, lines = _ACTIONS[action](ring, name, key, output)
-    if json_:
-        print_json(document)
-    else:
-        for line in lines:
-            print_line(line)
+    print_answer(document, json_, lines)
 
 
 _Told = tuple[dict[str, Any], list[str]]

@@ -62,13 +62,10 @@ def tasks(url: Url = "", json_: Json = False) -> None:
     if json_:
         print_json(document)
         return
-    from rich.console import Console
-
     from blockflow.monitor.grids import contract_grid
-    from blockflow.monitor.screen import render, show
+    from blockflow.monitor.screen import show_grid
 
-    console = Console(highlight=False)
-    show(render(contract_grid(listing(document, "tasks")), console.width), console)
+    show_grid(contract_grid(listing(document, "tasks")))
 
 
 def _none_in_force(document: Mapping[str, Any]) -> BlockFlowError:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Any
 
@@ -175,3 +175,12 @@ def close_json(document: dict[str, Any], error: BlockFlowError | None) -> None:
 def print_line(text: str) -> None:
     """A line of a command's answer for people."""
     sys.stdout.write(text + "\n")
+
+
+def print_answer(answer: Any, json_: bool, lines: Iterable[str]) -> None:
+    """As JSON, or ``lines`` of it for people."""
+    if json_:
+        print_json(answer)
+        return
+    for line in lines:
+        print_line(line)

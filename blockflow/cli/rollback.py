@@ -12,8 +12,8 @@ from blockflow.cli.options import (
     Json,
     Url,
     carried_out,
+    print_answer,
     print_json,
-    print_line,
     update_query,
 )
 from blockflow.monitor.rest import RestClient
@@ -43,11 +43,7 @@ def rollback(
     query = update_query(wait, dry_run, if_epoch)
     with carried_out():
         answer = RestClient(url).post("/v1/rollback", body, query, timeout_s=UPDATE_S)
-    if json_:
-        print_json(answer)
-        return
-    for line in update_lines(answer):
-        print_line(line)
+    print_answer(answer, json_, update_lines(answer))
 
 
 def history(url: Url = "", json_: Json = False) -> None:
@@ -56,11 +52,8 @@ def history(url: Url = "", json_: Json = False) -> None:
     if json_:
         print_json(document)
         return
-    from rich.console import Console
-
     from blockflow.monitor.grids import history_grid
-    from blockflow.monitor.screen import render, show
+    from blockflow.monitor.screen import show_grid
     from blockflow.monitor.view import listing
 
-    console = Console(highlight=False)
-    show(render(history_grid(listing(document, "epochs")), console.width), console)
+    show_grid(history_grid(listing(document, "epochs")))

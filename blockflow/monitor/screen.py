@@ -90,6 +90,12 @@ def show(renderable: Any, console: Console | None = None) -> None:
     (console or Console(highlight=False)).print(renderable)
 
 
+def show_grid(grid: Grid) -> None:
+    """Print it as wide as the terminal is."""
+    console = Console(highlight=False)
+    show(render(grid, console.width), console)
+
+
 def _head(status: Doc) -> Text:
     return Text(headline(status), style=f"bold {_STATES.get(str(status.get('state')), 'yellow')}")
 
