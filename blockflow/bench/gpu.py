@@ -55,6 +55,7 @@ from blockflow.bench.gpu_floor import Floor, floor_figures, floor_grid
 from blockflow.bench.gpu_load import Energy, flood, images, once
 from blockflow.bench.in_process import InProcess
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import result_path
 from blockflow.bench.pipeline import bound
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
@@ -329,8 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(grid(found).rich())
     gib, mps = round(facts.total_bytes / 2**30, 1), has_mps(os.environ)
     labels = {"gpu": facts.name, "gpu_gib": gib, "mps": mps}
-    # A quick run must not take the place of a real one.
-    path = Path(args.json or f"results/gpu{'-quick' * args.quick}.jsonl")
+    path = result_path(args, "gpu", whole=True)
     target = ResultFile(path, "gpu", make_command("bench-gpu", arguments))
     target.write(found, {**fingerprint(), **labels})
     return 0

@@ -56,7 +56,7 @@ from blockflow.bench.hop_figures import (
 )
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
-from blockflow.bench.options import PART, count
+from blockflow.bench.options import count, result_path
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.turns import balanced
@@ -257,9 +257,7 @@ def parse_args(argv: Sequence[str] | None) -> tuple[Plan, Path]:
     plan = QUICK if args.quick else FULL
     sizes, rounds = args.sizes or plan.sizes, args.rounds or plan.rounds
     chosen = Plan(sizes, plan.ways, rounds, args.burst or plan.burst)
-    # Neither a quick run nor one of less must take the place of a real one.
-    mark = "-quick" * args.quick or PART * (not chosen.whole)
-    return chosen, Path(args.json or f"results/hops{mark}.jsonl")
+    return chosen, result_path(args, "hops", whole=chosen.whole)
 
 
 @orderly

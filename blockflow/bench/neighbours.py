@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import result_path
 from blockflow.bench.results import (
     LESS_IS_BETTER,
     Figure,
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         QUICK if args.quick else Plan(), lambda line: console.print(line, highlight=False)
     )
     console.print(figure_table("neighbours", found))
-    path = Path(args.json or f"results/neighbours{'-quick' * args.quick}.jsonl")
+    path = result_path(args, "neighbours", whole=True)
     ResultFile(path, "neighbours", make_command("bench-neighbours", arguments)).write(found)
     return 0
 

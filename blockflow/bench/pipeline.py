@@ -35,7 +35,7 @@ from blockflow.bench.contenders import CONTENDERS, Contender, prepare_apart
 from blockflow.bench.in_process import Chain, InProcess, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader, per_hop
-from blockflow.bench.options import PART
+from blockflow.bench.options import result_path
 from blockflow.bench.pipeline_figures import (
     AGAIN,
     APART,
@@ -278,10 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     target = "bench-pipeline" if args.all else "bench"
     command = make_command(target, [a for a in arguments if a != "--all"])
-    # Neither a quick run nor one of less, or of another model, must take the place of a real one.
-    whole = plan.covers(PIPELINE if args.all else BENCH)
-    mark = "-quick" * args.quick or PART * (not whole)
-    path = Path(args.json or f"results/{name}{mark}.jsonl")
+    path = result_path(args, name, whole=plan.covers(PIPELINE if args.all else BENCH))
 
     def keep(found: Sequence[Figure]) -> None:
         """Beside the results of an earlier run, which are whole."""

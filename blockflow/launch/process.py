@@ -146,9 +146,10 @@ class Adoption:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def die_with(parent: int) -> None:
-    """Be killed when ``parent``, whose main thread started this process, dies; also if it has."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Get this signal when ``parent``, whose main thread started this process, dies; be killed if
+    it has."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

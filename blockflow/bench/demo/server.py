@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -12,18 +11,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import psutil
 
 from blockflow.core.errors import make_error
+from blockflow.launch.process import die_with
 
 KEYS_VARIABLE = "BLOCKFLOW_KEYS"
 START_S = 60.0
 STOP_S = 20.0
 _POLL_S = 0.02
-_PR_SET_PDEATHSIG = 1
 _LOG_LINES = 15
 
 
@@ -94,6 +94,7 @@ class Server:
         Raises:
             SystemError_: NOT_RUNNING with the log's last lines when it ends or stays silent.
         """
+        tie = None if self._outlive else partial(die_with, os.getpid(), signal.SIGTERM)
         # Files, not pipes: a system that outlives this process must not lose its outputs.
         with self._output.open("wb") as out, self.log.open("wb") as err:
             self._process = subprocess.Popen(
@@ -105,7 +106,7 @@ class Server:
                 env={k: v for k, v in os.environ.items() if k != KEYS_VARIABLE},
                 # A session of its own: Ctrl-C reaches the demo alone, which then stops it in order.
                 start_new_session=True,
-                preexec_fn=None if self._outlive else _die_with_parent(),
+                preexec_fn=tie,
             )
         self.pid = self._process.pid
         ready = self._announcement(self._process)
@@ -199,19 +200,6 @@ def _ready(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return data if isinstance(data, dict) and data.get("event") == "ready" else None
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """For the child, before exec: end by SIGTERM when this process dies, even by SIGKILL."""
-    libc = ctypes.CDLL(None, use_errno=True)  # looked up here: the child only makes the calls
-    parent = os.getpid()
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return ask
 
 
 def _is_zombie(process: psutil.Process) -> bool:
