@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from small_disk import small_disk
+import small_disk
+from small_disk import told_there
 from warm_rig import Warm
+
+mount = small_disk.mount
 
 SCRIPT = """
 import json, os, sys
@@ -91,24 +90,9 @@ print(json.dumps(out))
 """
 
 
-def test_a_system_on_a_full_tmpfs(tmp_path: Path, warm: Warm) -> None:
+def test_a_system_on_a_full_tmpfs(tmp_path: Path, warm: Warm, mount: Path) -> None:
     """16 MiB in a mount namespace of its own; a ballast file takes what is left of it."""
-    mount = Path("/dev/shm") / f"bf-{os.getpid()}"
-    mount.mkdir()
-    try:
-        process = warm.popen(
-            [sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
-            disk=small_disk(mount, "size=16m"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            output, errors = process.communicate(timeout=60)
-    finally:
-        mount.rmdir()
-    assert process.returncode == 0, errors
-    told = json.loads(output.splitlines()[-1])
+    told, errors = told_there(warm, SCRIPT, mount, "size=16m", str(tmp_path))
     assert told.pop("large, full") in ("NO_SPACE", "OVERLOADED"), told
     assert told == {
         "applied": "done",

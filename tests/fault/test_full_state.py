@@ -3,13 +3,10 @@ it takes no update."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from small_disk import small_disk
+from small_disk import told_there
 from warm_rig import Warm
 
 SCRIPT = """
@@ -113,17 +110,8 @@ def fates(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any
     root = tmp_path_factory.mktemp("full")
     mount = root / "disk"
     mount.mkdir()
-    process = warm.popen(
-        [sys.executable, "-c", SCRIPT, str(mount), str(root), *KINDS],
-        disk=small_disk(mount, "size=1m,nr_inodes=200"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
-    return {**json.loads(output.splitlines()[-1]), "log": errors}
+    told, errors = told_there(warm, SCRIPT, mount, "size=1m,nr_inodes=200", str(root), *KINDS)
+    return {**told, "log": errors}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,10 +3,7 @@ arenas take of a small /dev/shm, whose other users it would be missing to."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_disk import small_disk
+import small_disk
+from small_disk import told_there
 from warm_rig import Warm
 
 from blockflow.client import Client
@@ -26,6 +24,7 @@ from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from tests.system_rig import served
 
+mount = small_disk.mount
 MIB = 1 << 20
 ROWS = 30
 PATIENCE_S = 20.0
@@ -153,25 +152,11 @@ print(json.dumps(out))
 
 
 def test_one_blocks_burst_does_not_take_a_small_shm_from_the_others(
-    tmp_path: Path, warm: Warm
+    tmp_path: Path, warm: Warm, mount: Path
 ) -> None:
     """16 MiB: room for the burst of one task in two arenas, and not for a third one."""
-    mount = Path("/dev/shm") / f"bf-{os.getpid()}"
-    mount.mkdir()
-    try:
-        process = warm.popen(
-            [sys.executable, "-c", SCRIPT, str(mount), str(tmp_path)],
-            disk=small_disk(mount, "size=16m"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            output, errors = process.communicate(timeout=120)
-    finally:
-        mount.rmdir()
-    assert process.returncode == 0, errors
-    assert json.loads(output.splitlines()[-1]) == {
+    told, errors = told_there(warm, SCRIPT, mount, "size=16m", str(tmp_path))
+    assert told == {
         "burst": True,
         "another, at once": "NO_SPACE",
         "another, later": True,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import plain_http
 import pytest
-from small_disk import small_disk
+import small_disk
 from takeover_rig import AB, Up, X, furnish, started
 from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.journal import NAME
 
+mount = small_disk.mount
 HERE = Path(__file__).parents[2]
 
 
@@ -48,19 +48,10 @@ def _pid(status: dict[str, list[dict[str, object]]], name: str) -> object:
     return next(w["pid"] for w in status["workers"] if w["name"] == name)
 
 
-@pytest.fixture
-def mount() -> Iterator[Path]:
-    """An empty folder with a short name, where a file system can be mounted."""
-    path = Path("/dev/shm") / f"bf-{os.getpid()}"
-    path.mkdir()
-    yield path
-    path.rmdir()
-
-
 def test_a_full_run_directory_keeps_its_journal(tmp_path: Path, warm: Warm, mount: Path) -> None:
     """So that what happens on it is known to a successor, which takes over."""
     furnish(tmp_path)
-    start = partial(warm.popen, disk=small_disk(mount, "size=16m"))
+    start = partial(warm.popen, disk=small_disk.small_disk(mount, "size=16m"))
     with started(tmp_path, {"BLOCKFLOW_RUN_ROOT": str(mount / "run")}, start=start) as it:
         ballast = Path(f"/proc/{it.process.pid}/root{mount}/ballast")
         with pytest.raises(OSError, match="No space left"):
