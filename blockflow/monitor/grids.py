@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.monitor.text import (
@@ -82,22 +82,27 @@ class Grid:
         return max(len(self.columns[column].name), *(len(row[column]) for row in self.rows), 0)
 
 
-def _left(name: str, *, wide: bool = False) -> Column:
-    return Column(name, right=False, wide=wide)
+def _names(*heads: str) -> tuple[Column, ...]:
+    return tuple(Column(head, right=False) for head in heads)
+
+
+def _figures(*heads: str) -> tuple[Column, ...]:
+    return tuple(Column(head) for head in heads)
+
+
+def _if_room(columns: Sequence[Column]) -> tuple[Column, ...]:
+    return tuple(replace(c, wide=True) for c in columns)
 
 
 def block_grid(status: Doc) -> Grid:
     """What each block is and how it stands (``blockflow status``)."""
     columns = (
-        _left("block"),
-        _left("state"),
-        Column("ready"),
-        _left("engine"),
-        Column("params"),
-        _left("tasks"),
-        _left("device", wide=True),
-        _left("mode", wide=True),
-        _left("input", wide=True),
+        *_names("block", "state"),
+        *_figures("ready"),
+        *_names("engine"),
+        *_figures("params"),
+        *_names("tasks"),
+        *_if_room(_names("device", "mode", "input")),
     )
     rows = tuple(
         (
@@ -123,20 +128,9 @@ def load_grid(status: Doc, before: Doc | None = None) -> Grid:
     nothing ran in it; without, means since the workers started.
     """
     columns = (
-        _left("block"),
-        _left("state"),
-        Column("queue"),
-        Column("batch"),
-        Column("wait ms"),
-        Column("ovh ms"),
-        Column("comp ms"),
-        Column("rho"),
-        Column("rows/s"),
-        Column("fail"),
-        Column("requests", wide=True),
-        Column("wait p99", wide=True),
-        Column("comp p99", wide=True),
-        Column("expired", wide=True),
+        *_names("block", "state"),
+        *_figures("queue", "batch", "wait ms", "ovh ms", "comp ms", "rho", "rows/s", "fail"),
+        *_if_room(_figures("requests", "wait p99", "comp p99", "expired")),
     )
     rows = []
     for b in listing(status, "blocks"):
@@ -172,21 +166,9 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
     watched = status.get("monitor_hz") != 0
     gpu = any(part(p, "process").get("gpu_util_percent") is not None for p in found)
     columns = [
-        _left("process"),
-        _left("state"),
-        Column("pid"),
-        Column("comp"),
-        Column("cpu"),
-        Column("rss"),
-        Column("pss"),
-        Column("uss"),
-        Column("slots"),
-        Column("starts"),
-        Column("arena", wide=True),
-        Column("thr", wide=True),
-        Column("fds", wide=True),
-        Column("up", wide=True),
-        Column("start ms", wide=True),
+        *_names("process", "state"),
+        *_figures("pid", "comp", "cpu", "rss", "pss", "uss", "slots", "starts"),
+        *_if_room(_figures("arena", "thr", "fds", "up", "start ms")),
     ]
     if gpu:
         columns[9:9] = [Column("gpu"), Column("gpu mem"), Column("watt", wide=True)]
@@ -223,17 +205,9 @@ def process_grid(status: Doc, found: Sequence[Doc] | None = None) -> Grid:
 def task_grid(status: Doc) -> Grid:
     """Each task's path and what became of its requests."""
     columns = (
-        _left("task"),
-        _left("path"),
-        Column("req/s"),
-        Column("ok"),
-        Column("failed"),
-        Column("rejected"),
-        Column("p50 ms"),
-        Column("p99 ms"),
-        Column("in ms", wide=True),
-        Column("out ms", wide=True),
-        Column("rows", wide=True),
+        *_names("task", "path"),
+        *_figures("req/s", "ok", "failed", "rejected", "p50 ms", "p99 ms"),
+        *_if_room(_figures("in ms", "out ms", "rows")),
     )
     rows: list[tuple[str, ...]] = []
     for t in listing(status, "tasks"):
@@ -288,13 +262,7 @@ def _variant_rows(task: Doc, variants: Doc) -> list[tuple[str, ...]]:
 
 def history_grid(epochs: Sequence[Doc]) -> Grid:
     """The epochs that are remembered (``blockflow history``)."""
-    columns = (
-        Column("epoch"),
-        _left("when"),
-        _left("how"),
-        _left("tasks"),
-        _left("note"),
-    )
+    columns = (*_figures("epoch"), *_names("when", "how", "tasks", "note"))
     rows = []
     for e in epochs:
         missing = [str(b) for b in e.get("missing") or []]
@@ -313,14 +281,7 @@ def history_grid(epochs: Sequence[Doc]) -> Grid:
 
 def contract_grid(tasks: Sequence[Doc]) -> Grid:
     """What each task takes and gives (``blockflow tasks``)."""
-    columns = (
-        _left("task"),
-        _left("path"),
-        _left("input"),
-        _left("output"),
-        Column("rows"),
-        Column("deadline"),
-    )
+    columns = (*_names("task", "path", "input", "output"), *_figures("rows", "deadline"))
     rows = tuple(
         (
             str(t.get("name")),
