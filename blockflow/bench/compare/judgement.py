@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from blockflow.bench.results import BETTER, MORE_IS_BETTER, Figure
@@ -216,23 +217,23 @@ def _compare(metric: Metric, rounds: Sequence[Mapping[Arm, Visit]]) -> Compariso
     for arm in Arm:
         if not series[arm]:
             other = Arm.TREE if arm is Arm.BASE else Arm.BASE
-            middle = {arm: None, other: _median(series[other])}
+            middle = {arm: None, other: median(series[other])}
             note = f"not in the {arm}, nothing to compare with"
             return Comparison(metric, middle[Arm.BASE], middle[Arm.TREE], note=note)
     whole = [p for p in rounds if all(metric in v.values for v in p.values())]
     base, tree = ([p[arm].values[metric] for p in whole] for arm in Arm)
     if len(whole) < len(rounds):
         note = f"missing in {len(rounds) - len(whole)} of {len(rounds)} rounds"
-        return Comparison(metric, _median(series[Arm.BASE]), _median(series[Arm.TREE]), note=note)
+        return Comparison(metric, median(series[Arm.BASE]), median(series[Arm.TREE]), note=note)
     if min(*base, *tree) <= 0:
         note = "no ratio (not positive)"
-        return Comparison(metric, _median(base), _median(tree), note=note)
+        return Comparison(metric, median(base), median(tree), note=note)
     cut = warm_up_of((base, tree))
     kept = whole[cut:]
     base, tree = base[cut:], tree[cut:]
     ratio = ratio_interval(base, tree)
     noise = max(_self_noise(metric, kept, cut), _machine_noise(metric, kept))
-    middle_base, middle_tree = _median(base), _median(tree)
+    middle_base, middle_tree = median(base), median(tree)
     if len(kept) < MIN_PAIRS:
         note = f"too few rounds to conclude ({len(kept)} count, {MIN_PAIRS} are needed)"
         return Comparison(metric, middle_base, middle_tree, ratio, noise, warm_up=cut, note=note)
@@ -269,9 +270,3 @@ def _machine_noise(metric: Metric, kept: Sequence[Mapping[Arm, Visit]]) -> float
         return 0.0
     base, tree = ([p[arm].fixed_ms for p in kept] for arm in Arm)
     return noise_of(ratio_interval(base, tree))
-
-
-def _median(samples: Sequence[float]) -> float:
-    middle = sorted(samples)
-    half = len(middle) // 2
-    return middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
