@@ -385,9 +385,12 @@ def world() -> World:
 
 def echo_repository(root: Path, **blocks: dict[str, Any]) -> BlockRepository:
     """Echo blocks ``a`` to ``d`` and the given ones (name -> settings), float32[rows, 4]."""
+    return save_echoes(root, *"abcd", **blocks)
+
+
+def save_echoes(root: Path, *names: str, **blocks: dict[str, Any]) -> BlockRepository:
+    """Echo blocks, plain ones and those with settings, float32[rows, 4]."""
     repository = BlockRepository(root)
-    for name in "abcd":
-        save_echo(repository, name, SPEC)
-    for name, settings in blocks.items():
+    for name, settings in ({plain: {} for plain in names} | blocks).items():
         save_echo(repository, name, SPEC, settings=settings)
     return repository

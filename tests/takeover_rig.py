@@ -18,13 +18,11 @@ from typing import Any
 import httpx
 import numpy as np
 import plain_http
-from control_rig import SPEC
+from control_rig import save_echoes
 from up_rig import up
 
 from blockflow.client.sync import Client
 from blockflow.core.errors import BlockFlowError
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 AB = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
@@ -37,12 +35,10 @@ PACE_S = 0.005
 are free for it."""
 
 
-def furnish(root: Path) -> None:
+def furnish(root: Path, slow_ms: int = 150) -> None:
     """Blocks in ``root`` that add 1, 10 and 100, a slow one, and the first topology."""
-    repository = BlockRepository(root / "blocks")
-    for name, add in {"a": 1, "b": 10, "c": 100}.items():
-        save_echo(repository, name, SPEC, settings={"add": add})
-    save_echo(repository, "slow", SPEC, settings={"row_ms": 150})
+    adding = {name: {"add": add} for name, add in {"a": 1, "b": 10, "c": 100}.items()}
+    save_echoes(root / "blocks", **adding, slow={"row_ms": slow_ms})
     (root / "topology.json").write_text(json.dumps(AB))
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import warm_fork
+from system_rig import own_template
 
 from blockflow.bench.demo import server
 from blockflow.launch import environment
 from blockflow.launch.base import Launcher
 from blockflow.launch.fresh import SubprocessLauncher
-from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.process import become_subreaper
 
 
@@ -71,17 +71,8 @@ class Warm:
     @contextmanager
     def own_template(self, **variables: str) -> Iterator[Launcher]:
         """As :func:`system_rig.own_template`."""
-        with self.spawning():
-            launcher = TemplateLauncher()
-            try:
-                with pytest.MonkeyPatch.context() as patch:
-                    for name, value in variables.items():
-                        patch.setenv(name, value)
-                    launcher.start()  # it keeps the environment that it was started with
-                    launcher.wait_ready()
-                yield launcher
-            finally:
-                launcher.close()
+        with self.spawning(), own_template(**variables) as launcher:
+            yield launcher
 
     @contextmanager
     def fresh(self) -> Iterator[SubprocessLauncher]:

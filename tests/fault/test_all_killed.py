@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from control_rig import SPEC
+from control_rig import save_echoes
 from dispatcher_rig import wait_until
 from up_rig import family, outcome, up
 from warm_rig import Warm
 
 from blockflow.client import Client
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 PATIENCE_S = 60.0
@@ -29,9 +27,7 @@ BODY = {
 
 @pytest.mark.timeout(400)  # on a machine that others share
 def test_everything_is_killed_at_once(tmp_path: Path, warm: Warm) -> None:
-    repository = BlockRepository(tmp_path / "blocks")
-    save_echo(repository, "a", SPEC)
-    save_echo(repository, "slow", SPEC, settings={"row_ms": 100})
+    save_echoes(tmp_path / "blocks", "a", slow={"row_ms": 100})
     (tmp_path / "topology.json").write_text(json.dumps(BODY))
     topology = str(tmp_path / "topology.json")
     with up(tmp_path, "--topology", topology, start=warm.popen) as (process, ready):

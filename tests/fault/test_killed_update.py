@@ -5,7 +5,6 @@ It must come back with the old epoch or the new one, whole, and say which.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
@@ -15,16 +14,14 @@ from typing import Any
 import numpy as np
 import plain_http
 import pytest
-from control_rig import SPEC
 from dispatcher_rig import wait_until
+from takeover_rig import furnish
 from up_rig import family, gone, up
 from warm_rig import Warm
 
 from blockflow.client.sync import Client
 from blockflow.control.pending import PENDING
 from blockflow.core.errors import BlockFlowError
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 LONG = np.repeat(X, 32, axis=0)
@@ -37,11 +34,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    repository = BlockRepository(tmp_path / "blocks")
-    for name, add in {"a": 1, "b": 10, "c": 100}.items():
-        save_echo(repository, name, SPEC, settings={"add": add})
-    save_echo(repository, "slow", SPEC, settings={"row_ms": 1200})
-    (tmp_path / "topology.json").write_text(json.dumps(OLD))
+    furnish(tmp_path, slow_ms=1200)
     return tmp_path
 
 

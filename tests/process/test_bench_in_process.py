@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 from tests.apart_rig import forked
 
 
@@ -22,9 +20,7 @@ def forks(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
-    repository = BlockRepository(tmp_path)
-    for name in ("one", "two"):
-        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    save_echoes(tmp_path, "one", "two")
     with InProcess(Chain(tmp_path, ("one", "two"))) as other:
         assert len(other.run(3)) == 2
         assert other.whole(3) > 0 and other.apart(3) > 0

@@ -12,18 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from control_rig import save_echoes
 from system_rig import served
 
 from blockflow.cli.main import main
 from blockflow.client import AsyncClient, Client, Collector, TaskGenerator
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
-SPEC = TensorSpec("float32", ("rows", 4))
 TOPOLOGY = {
     "blocks": ["trunk", "head", "slow", "picky"],
     "tasks": {
@@ -39,14 +36,8 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
-    repository = BlockRepository(folder / "blocks")
-    for name, settings in (
-        ("trunk", {}),
-        ("head", {}),
-        ("slow", {"delay_ms": 400}),
-        ("picky", {"fail_on_value": 99.0}),
-    ):
-        save_echo(repository, name, SPEC, settings=settings)
+    blocks = {"slow": {"delay_ms": 400}, "picky": {"fail_on_value": 99.0}}
+    save_echoes(folder / "blocks", "trunk", "head", **blocks)
     with served(folder, TOPOLOGY, launcher) as running:
         yield running
 

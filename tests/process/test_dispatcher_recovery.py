@@ -9,7 +9,7 @@ from typing import Any
 import dispatcher_rig
 import numpy as np
 import pytest
-from dispatcher_rig import PATIENCE_S, Rig, X, swallow, task, wait_until
+from dispatcher_rig import PATIENCE_S, FakeWorker, Rig, X, swallow, task, wait_until
 
 from blockflow.wire.client import Cancel, encode_to_dispatcher
 from blockflow.wire.control import PeerGone
@@ -215,8 +215,8 @@ def test_a_request_that_comes_again_is_answered_from_memory(make: Callable[..., 
     assert (memory["remembered"], memory["answered"], memory["results"]) == (2, 1, 1)
 
 
-def test_a_request_that_comes_again_in_flight_is_answered_there(make: Callable[..., Rig]) -> None:
-    r = make()
+def held_back(r: Rig) -> tuple[FakeWorker, threading.Event]:
+    """A worker that computes when it is let go."""
     worker = r.worker(11, {1: "e"})
     go = threading.Event()
 
@@ -226,6 +226,12 @@ def test_a_request_that_comes_again_in_flight_is_answered_there(make: Callable[.
 
     worker.behave["e"] = wait
     r.publish(task("t", ["e"]))
+    return worker, go
+
+
+def test_a_request_that_comes_again_in_flight_is_answered_there(make: Callable[..., Rig]) -> None:
+    r = make()
+    worker, go = held_back(r)
     first, second = r.client(), r.client()
     rid = first.ask("t", X, tries=1)
     wait_until(lambda: worker.seen)
@@ -241,15 +247,7 @@ def test_a_request_that_comes_again_in_flight_is_answered_there(make: Callable[.
 
 def test_what_a_lost_client_may_ask_for_again_is_finished(make: Callable[..., Rig]) -> None:
     r = make()
-    worker = r.worker(11, {1: "e"})
-    go = threading.Event()
-
-    def wait(x: np.ndarray) -> np.ndarray:
-        assert go.wait(PATIENCE_S)
-        return x + 1
-
-    worker.behave["e"] = wait
-    r.publish(task("t", ["e"]))
+    worker, go = held_back(r)
     first = r.client()
     rid = first.ask("t", X, tries=1)
     first.ask("t", X)  # the answer to this one is what shows that the client is gone

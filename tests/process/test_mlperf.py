@@ -15,6 +15,7 @@ import mlperf_rig
 import numpy as np
 import pytest
 import typer
+from control_rig import save_echoes
 from fake_dispatcher import FakeDispatcher
 from mlperf_rig import SystemHere, job_of
 from rich.console import Console
@@ -38,14 +39,10 @@ from blockflow.cli.bench import _finish
 from blockflow.cli.main import main
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 
 pytestmark = pytest.mark.usefixtures("forks")
 forks, no_pictures = mlperf_rig.forks, mlperf_rig.no_pictures
-SPEC = TensorSpec("float32", ("rows", 4))
 TOPOLOGY = {
     "blocks": ["trunk", "head", "picky"],
     "tasks": {
@@ -67,13 +64,8 @@ def rough_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
-    repository = BlockRepository(folder / "blocks")
-    for name, settings in (
-        ("trunk", {}),
-        ("head", {"delay_ms": 1}),
-        ("picky", {"fail_on_value": 99.0}),
-    ):
-        save_echo(repository, name, SPEC, settings=settings)
+    blocks = {"head": {"delay_ms": 1}, "picky": {"fail_on_value": 99.0}}
+    save_echoes(folder / "blocks", "trunk", **blocks)
     with served(folder, TOPOLOGY, launcher) as running:
         yield running
 
@@ -301,7 +293,7 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     monkeypatch.setattr(bench_command, "Server", partial(SystemHere, launcher))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    save_echo(BlockRepository(tmp_path / "blocks"), "trunk", SPEC)
+    save_echoes(tmp_path / "blocks", "trunk")
     topology = {"blocks": ["trunk"], "tasks": {"b": ["trunk"]}}
     (tmp_path / "topology.json").write_text(json.dumps(topology))
     (tmp_path / "own_hook.py").write_text("def scale(x):\n    return (x / 255).astype('float32')\n")

@@ -9,14 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from control_rig import SPEC, echo_repository
+from control_rig import echo_repository, save_echoes
 
 from blockflow.control.auth import TokenAuth
 from blockflow.control.rest.server import RestServer
 from blockflow.control.system import System
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
-from blockflow.repository.echo import save_echo
 from tests import rest_rig
 from tests.rest_rig import error_of, fits
 
@@ -62,9 +61,7 @@ def test_an_empty_system_is_live_but_not_ready(
 def test_the_thesis_body_verbatim(
     http: httpx.Client, document: dict[str, Any], system: System
 ) -> None:
-    repository = echo_repository(system.settings.repository)
-    for name in ("block1", "block2", "block3", "block4_class"):
-        save_echo(repository, name, SPEC)
+    save_echoes(system.settings.repository, "block1", "block2", "block3", "block4_class")
     body = """{"blocks": ["block1", "block2", "block3", "block4_class"],
                "tasks": {"task1": ["block1", "block2", "block3", "block4_class"]}}"""
     answer = http.post(

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from control_rig import save_echoes
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main
 from blockflow.control.store import CURRENT, PREVIOUS, StateStore
-from blockflow.core.model import TensorSpec
 from blockflow.monitor.doctor import gather as gathering
 from blockflow.monitor.doctor.checks import CHECKS, examine, summary, worst
 from blockflow.monitor.doctor.facts import (
@@ -32,8 +32,6 @@ from blockflow.monitor.doctor.facts import (
     Port,
 )
 from blockflow.monitor.doctor.gather import find_leftovers, gather, look_at
-from blockflow.repository.echo import save_echo
-from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.keys import Keyring
 
@@ -201,9 +199,7 @@ def test_dead_and_living_systems_are_told_apart() -> None:
 
 
 def test_a_block_that_was_altered(machine: Path) -> None:
-    store = BlockRepository(machine / "blocks")
-    for name in ("good", "bad"):
-        save_echo(store, name, TensorSpec("float32", ("rows", 4)))
+    store = save_echoes(machine / "blocks", "good", "bad")
     facts = found(machine)
     assert [b.problem for b in facts.blocks] == ["", ""] and facts.hashed
     file = machine / "blocks" / "bad" / store.manifest("bad").artifact
@@ -279,9 +275,7 @@ def test_a_folder_that_is_not_there_is_judged_by_its_place(machine: Path) -> Non
 
 
 def test_what_others_can_write_to_or_own(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = BlockRepository(machine / "blocks")
-    for name in ("open", "closed"):
-        save_echo(store, name, TensorSpec("float32", ("rows", 4)))
+    store = save_echoes(machine / "blocks", "open", "closed")
     sound = found(machine).repository
     assert sound.loose == sound.foreign == ()
     folder = machine / "blocks" / "open"

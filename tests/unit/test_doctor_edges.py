@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.core.errors import BlockFlowError
-from blockflow.core.model import TensorSpec
 from blockflow.monitor.doctor import gather as gathering
 from blockflow.monitor.doctor.checks import (
     GOOD_DISK,
@@ -32,7 +32,6 @@ from blockflow.monitor.doctor.facts import (
     Level,
     Port,
 )
-from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
 GOOD = Facts()
@@ -136,9 +135,7 @@ def test_one_finding_for_a_platform_that_is_well_in_part() -> None:
 
 
 def test_artifacts_are_hashed_up_to_a_sum(tmp_path: Path) -> None:
-    store = BlockRepository(tmp_path)
-    for name in ("a", "b"):
-        save_echo(store, name, TensorSpec("float32", ("rows", 4)))
+    store = save_echoes(tmp_path, "a", "b")
     size = store.manifest("a").size
     assert store.manifest("b").size == size
     for budget, hashed in ((2 * size, True), (2 * size - 1, False), (size, False)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.core.engines import Selection
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
@@ -35,10 +36,7 @@ ECHO = Selection("echo", "fp32", {}, None)
 
 @pytest.fixture
 def repository(tmp_path: Path) -> BlockRepository:
-    repository = BlockRepository(tmp_path / "blocks")
-    for name in ("a", "b"):
-        save_echo(repository, name, SPEC)
-    return repository
+    return save_echoes(tmp_path / "blocks", "a", "b")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.bench.profiling.choice import _above
 from blockflow.bench.profiling.stored import Shelf, problem, stored, stored_tables
@@ -95,9 +96,7 @@ def _save(repository: BlockRepository, *names: str) -> None:
 
 
 def test_what_was_asked_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    repository = BlockRepository(tmp_path / "blocks")
-    for name in ("a", "b", "c"):
-        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    repository = save_echoes(tmp_path / "blocks", "a", "b", "c")
     topology = tmp_path / "topology.json"
     tasks = {"short": ["a", "b"], "long": ["a", "b", "c"], "one": ["b"]}
     topology.write_text(json.dumps({"blocks": ["a", "b", "c"], "tasks": tasks}))

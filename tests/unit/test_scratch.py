@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.core.errors import SystemError_
-from blockflow.core.model import TensorSpec
-from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.scratch import scratch, sweep
 
@@ -138,8 +137,7 @@ def test_a_folder_that_cannot_be_held_is_not_tried_for_ever(
 def test_what_killed_writers_left_goes_and_nothing_else(tmp_path: Path) -> None:
     repository = BlockRepository(tmp_path)
     repository.sweep()
-    for name in ("one", "two"):
-        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    save_echoes(tmp_path, "one", "two")
     (tmp_path / "first").mkdir()  # nothing of it was ever stored
     before = set(tmp_path.rglob("*"))
     left = [".artifact.123", ".manifest.4"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_rig import save_echoes
 
 from blockflow.batching import registry
 from blockflow.batching.none import NonePolicy
@@ -44,9 +45,7 @@ def test_closed_loops_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    repository, store = BlockRepository(tmp_path), ProfileStore(tmp_path)
-    for name in ("a", "b"):
-        save_echo(repository, name, TensorSpec("float32", ("rows", 4)))
+    repository, store = save_echoes(tmp_path, "a", "b"), ProfileStore(tmp_path)
     where = ("--repository", str(tmp_path), "--blocks", "a,b", "--seeds", "1", "--duration", "1")
     error = refused(capsys, *where)
     assert error["code"] == "NO_PROFILE"
