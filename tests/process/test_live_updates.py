@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import numpy as np
 import plain_http
 import pytest
 from control_rig import SPEC
+from small_disk import no_room
 
 from blockflow.bench import updates as bench
 from blockflow.cli.main import main as cli
@@ -260,14 +260,11 @@ def test_a_canary_that_dies_costs_no_answer(make: Make, repository: BlockReposit
 def test_a_full_disk_is_507_and_leaves_state_and_service(
     make: Make, repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with make() as system, Client(system.client_endpoint) as client:
         system.apply(BODY)
         before = (tmp_path / "state" / store.CURRENT).read_bytes()
         save(repository, "b", 20, "2")
-        monkeypatch.setattr(store, "_write_synced", full)
+        monkeypatch.setattr(store, "_write_synced", no_room)
         answer = plain_http.post(f"{system.rest_url}/v1/system-update", json=BODY, timeout=60)
         assert answer.status_code == 507, answer.text
         assert answer.json()["error"]["code"] == "NO_SPACE"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import no_room
 
 from blockflow.core.errors import SystemError_, WireError
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset
@@ -190,11 +191,8 @@ def test_who_finds_no_space_takes_none_from_others(
     kept = reserve(producer, MIB)
     producer.discard(reserve(producer, 8 * MIB))
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", no_room)
         with pytest.raises(SystemError_, match="NO_SPACE"):
             producer.reserve("uint8", (32 * MIB,))
     assert taken(run_dir) == producer.usage().committed == MIB

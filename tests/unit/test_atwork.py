@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_disk import no_room
 
 from blockflow.core.errors import SystemError_
 from blockflow.core.routing import merge_paths
@@ -151,10 +151,7 @@ def test_a_header_with_another_word_is_nothing(tmp_path: Path, word: int) -> Non
 
 
 def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(SystemError_) as e:
         AtWork.create(tmp_path, 7, 2)
     assert e.value.code == "NO_SPACE" and not work_path(tmp_path, 7).exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_disk import no_room
 
 from blockflow.core.errors import BlockFlowError, ExportError, RepositoryError, SystemError_
 from blockflow.core.model import TensorSpec
@@ -208,11 +209,8 @@ def test_a_half_written_block_is_no_block(repo: BlockRepository) -> None:
 def test_a_save_that_fails_leaves_the_old_block(
     repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_args: object, **_kw: object) -> None:
-        raise OSError(28, "No space left on device")
-
     before = repo.manifest("echo1")
-    monkeypatch.setattr(module.os, "replace", no_space)
+    monkeypatch.setattr(module.os, "replace", no_room)
     with pytest.raises(Exception) as e:
         save_echo(repo, "echo1", SPEC, settings={"delay_ms": 5})
     assert getattr(e.value, "code", "") == "NO_SPACE"
@@ -242,11 +240,8 @@ def test_an_interrupt_in_the_middle_of_a_save_loses_no_version(
 def test_a_full_disk_leaves_no_folder_of_a_block_that_was_none(
     repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_args: object, **_kw: object) -> None:
-        raise OSError(28, "No space left on device")
-
     before = sorted(repo.root.iterdir())
-    monkeypatch.setattr(module.os, "replace", no_space)
+    monkeypatch.setattr(module.os, "replace", no_room)
     with pytest.raises(SystemError_, match="NO_SPACE"):
         save_echo(repo, "new", SPEC)
     assert sorted(repo.root.iterdir()) == before

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import no_room
 
 from blockflow.control.roomy import GRANULE, RoomyFile
 
@@ -22,10 +22,7 @@ def file(tmp_path: Path) -> RoomyFile:
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """No further room is given from now on."""
 
-    def refuse(*_args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
 
 
 def test_what_fits_its_room_asks_for_none(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import no_room
 from store_rig import PAST, TOPOLOGY, code_of, commit, filled
 
 from blockflow.control.discarded import KEPT
@@ -252,11 +253,8 @@ def test_a_full_disk_is_typed_and_changes_nothing(
 ) -> None:
     filled(tmp_path)
 
-    def full(fd: int, data: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with StateStore(tmp_path) as store:
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "write", no_room)
         with pytest.raises(SystemError_) as e:
             store.commit(3, {}, TOPOLOGY)
         monkeypatch.undo()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 from pathlib import Path
 
 import pytest
+from small_disk import no_room
 from store_rig import TOPOLOGY, filled
 
 from blockflow.control.pending import PENDING
@@ -122,11 +122,8 @@ def test_a_torn_note_of_an_update_hinders_nothing(tmp_path: Path, wreck: bytes) 
 def test_a_full_disk_does_not_refuse_an_update_for_its_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(fd: int, data: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with StateStore(tmp_path) as store:
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "write", no_room)
         store.begin(1)
 
 

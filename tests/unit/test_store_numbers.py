@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from small_disk import no_room
 
 from blockflow.control import numbers, stored
 from blockflow.control import store as store_module
@@ -96,11 +96,8 @@ def test_numbers_that_are_in_use_are_skipped(root: Path) -> None:
 def full() -> Iterator[None]:
     """No file can be made, nor may one grow: only what is in memory can be written."""
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("blockflow.control.store.write_file", refuse)
+        patch.setattr("blockflow.control.store.write_file", no_room)
         yield
 
 
@@ -266,11 +263,8 @@ def test_a_run_directory_without_room_costs_the_numbers_only(
 ) -> None:
     NumbersFile(run_dir).write({"incarnation": Span(5, 9)})
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with StateStore(root) as store:
-        monkeypatch.setattr("blockflow.control.numbers.os.open", refuse)
+        monkeypatch.setattr("blockflow.control.numbers.os.open", no_room)
         store.attend(run_dir)
         monkeypatch.undo()
         assert store.take_incarnation() < store.take_incarnation()

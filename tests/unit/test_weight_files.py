@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_disk import no_room
 
 from blockflow.tensormq import weights
 from blockflow.tensormq.weights import FOLDER, WeightFiles, remove_unused
@@ -219,10 +220,6 @@ def test_one_that_went_while_it_was_opened_is_not_mapped(
     found = files.hold("key", SIZE, [(0, memoryview(b"anew"))])
     assert found is not None and found[:4] == b"anew"
     assert there(tmp_path) == ["key"]
-
-
-def no_room(*args: Any) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def unable(*args: Any, **more: Any) -> Any:
