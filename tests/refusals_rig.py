@@ -1,11 +1,14 @@
-"""What the machine refuses to a running ``blockflow up``, for as long as a test wants."""
+"""What the machine refuses to a call, or to a running ``blockflow up``, for as long as a test
+wants."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 TEMPLATES = "templates"
 """No template's process can be started."""
@@ -34,6 +37,16 @@ def scarce_start(self):
 
 subprocess.Popen.__init__, threading.Thread.start = scarce_spawn, scarce_start
 """
+
+
+def no_room(*_: object, **__: object) -> NoReturn:
+    """In place of a call: the disk is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_descriptor(*_: object, **__: object) -> NoReturn:
+    """In place of a call: the process has none left."""
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class Refusals:

@@ -1,23 +1,17 @@
-"""For who shall run out of room: a small tmpfs in a mount namespace of its own, or a refusal."""
+"""A small tmpfs in a mount namespace of its own, for whoever shall run out of room."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from warm_rig import Warm
-
-
-def no_room(*_: object, **__: object) -> NoReturn:
-    """In place of a call that a full disk refuses."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture

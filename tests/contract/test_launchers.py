@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals_rig import no_descriptor
 
 from blockflow.control.logfiles import tail
 from blockflow.core.errors import SystemError_
@@ -190,12 +190,9 @@ def test_large_orders(launcher: Launcher, tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_watched_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(pid: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     before = descendants(os.getpid()).keys()
     launcher = SubprocessLauncher()
-    monkeypatch.setattr(os, "pidfd_open", full)
+    monkeypatch.setattr(os, "pidfd_open", no_descriptor)
     with pytest.raises(SystemError_, match="Too many open files"):
         launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
     assert descendants(os.getpid()).keys() <= before

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sockets_rig
 import zmq
+from refusals_rig import no_descriptor
 from sockets_rig import receive
 
 from blockflow.client.dealer import Dealer
@@ -122,10 +123,7 @@ def test_no_descriptor_for_the_look_at_who_listens(
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{run_dir}/d1.sock")
 
-    def none(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    monkeypatch.setattr(sockets.std_socket, "socket", none)
+    monkeypatch.setattr(sockets.std_socket, "socket", no_descriptor)
     with pytest.raises(SystemError_) as e:
         bind_pull(ctx, "ipc", run_dir, 1)
     assert e.value.code == "NO_SPACE"

@@ -15,6 +15,7 @@ import grants_rig
 import pytest
 import zmq
 from grants_rig import DOWN, UP, Side
+from refusals_rig import no_descriptor
 
 from blockflow.core import limits
 from blockflow.dispatcher import grants
@@ -213,11 +214,8 @@ def test_memory_that_cannot_be_made_is_refused_and_not_counted(
     side.say(Attach(token))
     side.say(Ask(UP, 1 << 20))
 
-    def full(*_: int) -> None:
-        raise OSError(24, "Too many open files")
-
     with monkeypatch.context() as m:
-        m.setattr(os, "memfd_create", full)
+        m.setattr(os, "memfd_create", no_descriptor)
         serve(desk)
     refused = side.answer()
     assert isinstance(refused, Refused)

@@ -13,7 +13,7 @@ import numpy as np
 import plain_http
 import pytest
 from control_rig import SPEC
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.bench import updates as bench
 from blockflow.cli.main import main as cli

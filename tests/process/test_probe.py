@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from refusals_rig import no_descriptor
 
 from blockflow.control.events import Prove, Proved
 from blockflow.control.probe import Prober
@@ -151,11 +152,8 @@ def test_a_probe_that_runs_out_of_memory_is_tried_again(rig: Rig, why: str) -> N
 def test_so_is_one_for_whose_result_no_descriptor_is_left(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     (item,) = rig.prove(11)
-    monkeypatch.setattr(rig.prober._consumer, "open", fails)
+    monkeypatch.setattr(rig.prober._consumer, "open", no_descriptor)
     rig.answer(item)
     error = rig.outcome().error
     assert error is not None and error.code == "NO_SPACE"

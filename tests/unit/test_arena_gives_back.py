@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.core.errors import SystemError_, WireError
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.core.errors import SystemError_
 from blockflow.core.routing import merge_paths

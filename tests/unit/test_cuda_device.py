@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from refusals_rig import no_descriptor
 
 from blockflow.tensormq import cuda_completions
 from blockflow.tensormq.arena import DEVICE_BIT, arena_path
@@ -328,13 +328,10 @@ def test_an_export_goes_through_the_book_once() -> None:
 
 
 def test_a_book_is_not_lost_for_want_of_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(*_: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     with RunDir.create() as run_dir:
         book = make_book(run_dir.path, 7, slots=2)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "open", lacks)
+            patch.setattr(os, "open", no_descriptor)
             with pytest.raises(Exception, match="NO_SPACE"):
                 BookReader(run_dir.path, 7)
         with open(arena_path(run_dir.path, 7 | DEVICE_BIT), "rb") as held:

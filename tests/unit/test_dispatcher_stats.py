@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import queue
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from refusals_rig import no_descriptor
 
 from blockflow.core import limits
 from blockflow.core.errors import CODES
@@ -219,11 +219,8 @@ def test_without_a_descriptor_to_look_with_it_is_told_later(
 ) -> None:
     """Once this ended the thread, and the figures stood still for ever."""
 
-    def sample(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     with monkeypatch.context() as patch:
-        patch.setattr(told.sampler, "sample", sample)
+        patch.setattr(told.sampler, "sample", no_descriptor)
         told._stats.events["defects"] += 1
         assert [told.after(0.25) for _ in range(3)] == [1, 1, 1]
     assert told.after(0.25) == 2

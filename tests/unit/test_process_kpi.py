@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals_rig import no_descriptor
 
 from blockflow.launch import process_kpi
 from blockflow.launch.process_kpi import ProcessSampler, private_and_shared, resident
@@ -202,8 +203,5 @@ def test_without_a_descriptor_to_look_with_the_last_figures_stand(
 
 
 def test_resident_memory_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(pid: int) -> Any:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    monkeypatch.setattr(process_kpi.psutil, "Process", none)
+    monkeypatch.setattr(process_kpi.psutil, "Process", no_descriptor)
     assert resident(os.getpid()) == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from control_rig import save_echoes
+from refusals_rig import no_descriptor
 
 from blockflow.core.engines import Selection
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
@@ -300,10 +301,7 @@ def test_a_record_that_no_descriptor_is_left_for_is_not_called_stale(
     saved = record(store, [repository.info("a")])
     store.save(saved)
 
-    def refused(*_: object, **__: object) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(module.os, "open", refused)
+    monkeypatch.setattr(module.os, "open", no_descriptor)
     with pytest.raises(SystemError_, match="NO_SPACE"):
         store.load(saved.key)
 

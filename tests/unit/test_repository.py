@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.core.errors import BlockFlowError, ExportError, RepositoryError, SystemError_
 from blockflow.core.model import TensorSpec

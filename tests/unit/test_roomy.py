@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.control.roomy import GRANULE, RoomyFile
 

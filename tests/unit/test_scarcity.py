@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals_rig import no_descriptor
 from torch import Tensor
 
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
@@ -284,11 +285,8 @@ def test_no_descriptor_for_the_blocks_file(
 ) -> None:
     stages = make_engines([StageSpec(1, repository.info("e"))], "cpu", 1)
 
-    def fails(*_: Any, **__: Any) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     found = Runner(stages, FailPoints("", Path()))
-    monkeypatch.setattr(os, "open", fails)
+    monkeypatch.setattr(os, "open", no_descriptor)
     assert code_of(found.load(repository)) == "NO_SPACE"
 
 
@@ -315,9 +313,6 @@ def test_a_block_that_cannot_be_opened_for_want_of_a_descriptor_is_not_called_mi
 def test_nor_is_a_repository_empty_then(
     repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: Any) -> Any:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(os, "scandir", fails)
+    monkeypatch.setattr(os, "scandir", no_descriptor)
     with pytest.raises(SystemError_, match=os.strerror(errno.EMFILE)):
         repository.names()

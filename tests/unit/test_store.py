@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 from store_rig import PAST, TOPOLOGY, code_of, commit, filled
 
 from blockflow.control.discarded import KEPT

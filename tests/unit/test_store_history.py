@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 from store_rig import TOPOLOGY, filled
 
 from blockflow.control.pending import PENDING

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.control import numbers, stored
 from blockflow.control import store as store_module

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_disk import no_room
+from refusals_rig import no_room
 
 from blockflow.tensormq import weights
 from blockflow.tensormq.weights import FOLDER, WeightFiles, remove_unused
