@@ -43,6 +43,7 @@ from blockflow.core.engines import TORCH_EXPORT
 from blockflow.launch.preload import BASE_MODULES, few_collections, modules_of, preload
 
 MODULES = (
+    "blockflow.bench.demo.server",
     "blockflow.cli.main",
     "blockflow.cli.up",
     "blockflow.control.guardian",
@@ -52,6 +53,10 @@ MODULES = (
     "blockflow.launch.child",
 )
 """Beside what templates preload."""
+own: tuple[str, int, int] | None = None
+"""Address of the warm interpreter that a process of a parallel run has forked for itself (see
+warm_workers.py), the pipe by whose end it ends, and its number."""
+
 ARGUMENT_BYTES = 1 << 14
 ENVIRONMENT_BYTES = 1 << 16
 """What a process's arguments and environment may take in /proc."""
@@ -59,11 +64,16 @@ MOST_FDS = 16
 NEW_MOUNTS = 0x20000
 
 
-def serve(address: str) -> None:
+def listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    return listener
+
+
+def serve(listener: socket.socket) -> None:
     """Forks until the standard input ends; then whoever is left is ended."""
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-        listener.bind(address)
-        listener.listen()
+    with listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
         alive: set[int] = set()
@@ -78,9 +88,12 @@ def serve(address: str) -> None:
                 if key.fileobj is listener:
                     client, _ = listener.accept()
                     with client:
-                        pid = attend(client, listener)
+                        pid, lasting = attend(client, listener)
                         pidfd = os.pidfd_open(pid)
                         client.sendall(pid.to_bytes(4, "big"))
+                    if lasting:
+                        os.close(pidfd)
+                        continue
                     alive.add(pidfd)
                     selector.register(pidfd, selectors.EVENT_READ)
                     continue
@@ -89,8 +102,9 @@ def serve(address: str) -> None:
                 os.close(key.fd)
 
 
-def attend(client: socket.socket, listener: socket.socket) -> int:
-    """Fork what a client asks for; never returns in the new process.
+def attend(client: socket.socket, listener: socket.socket) -> tuple[int, bool]:
+    """Fork what a client asks for; never returns in the new process. Whether that lives on when
+    this ends is said as well.
 
     That is forked twice: an orphan is its nearest subreaper's child, which is the client, who can
     then wait for it as for any that it has started.
@@ -107,7 +121,7 @@ def attend(client: socket.socket, listener: socket.socket) -> int:
         with open(told, "rb") as f:
             pid = int.from_bytes(f.read(4), "big")
         os.waitpid(between, 0)
-        return pid
+        return pid, order["lasting"]
     if (pid := os.fork()) != 0:
         os.write(tell, pid.to_bytes(4, "big"))
         os._exit(0)
@@ -147,7 +161,7 @@ class Forked(subprocess.Popen[bytes]):
     """What a forked process starts in turn: a fork of it, its child, instead of an interpreter."""
 
     def _execute_child(self, args: Any, *more: Any) -> None:
-        _, _, _, pass_fds, cwd, env, *rest = more
+        _, before, _, pass_fds, cwd, env, *rest = more
         streams = rest[3:9]  # reading and writing ends, of stdin, stdout and stderr
         new_session = rest[14]
         assert cwd is None and env is not None
@@ -158,6 +172,8 @@ class Forked(subprocess.Popen[bytes]):
             return
         if new_session:
             os.setsid()
+        if before is not None:
+            before()
         fds = {fd: fd for fd in pass_fds}
         for number, fd in enumerate((streams[0], streams[3], streams[5])):
             fds[number] = number if fd == -1 else fd
@@ -185,9 +201,12 @@ def become(argv: list[str], environment: Mapping[str, str], fds: Mapping[int, in
         for site in (Path(folder, "sitecustomize.py") for folder in given if folder):
             if site.exists():
                 runpy.run_path(str(site))
-        modules: Any = sys.modules
-        modules["blockflow.launch.environment"].subprocess = SimpleNamespace(
-            Popen=Forked, DEVNULL=subprocess.DEVNULL
+        start_by(
+            SimpleNamespace(
+                Popen=Forked,
+                DEVNULL=subprocess.DEVNULL,
+                TimeoutExpired=subprocess.TimeoutExpired,
+            )
         )
         run(argv[at], argv[at + 1])
         status = 0
@@ -204,6 +223,12 @@ def become(argv: list[str], environment: Mapping[str, str], fds: Mapping[int, in
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status & 0xFF)
+
+
+def start_by(means: Any) -> None:
+    """What our modules have in place of the module ``subprocess``."""
+    for name in ("blockflow.launch.environment", "blockflow.bench.demo.server"):
+        sys.modules[name].subprocess = means  # type: ignore[attr-defined]
 
 
 def run(kind: str, what: str) -> None:
@@ -271,7 +296,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, who ends this
-    serve(sys.argv[1])
+    serve(listening(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import warm_fork
 from system_rig import own_template
 
 from blockflow.bench.demo import server
@@ -23,6 +22,7 @@ from blockflow.launch import environment
 from blockflow.launch.base import Launcher
 from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.launch.process import become_subreaper
+from tests import warm_fork
 
 
 class Warm:
@@ -34,6 +34,11 @@ class Warm:
 
     def __init__(self, address: Path) -> None:
         become_subreaper()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._own, warm_fork.own = warm_fork.own, None
+        if self._own is not None:
+            self._address = self._own[0]
+            return
         self._address = str(address)
         room = {"WARM_ROOM": "." * warm_fork.ENVIRONMENT_BYTES}
         self._server = subprocess.Popen(
@@ -49,7 +54,8 @@ class Warm:
         """As :class:`subprocess.Popen`, for ``python -m MODULE`` and ``python -c CODE``.
 
         More options: ``descriptors`` are as many as it may open; ``disk`` is an empty folder, and
-        how a tmpfs is mounted there for it alone (``small_disk.small_disk``).
+        how a tmpfs is mounted there for it alone (``small_disk.small_disk``); ``lasting``, whether
+        it lives on when the warm interpreter ends.
         """
         return WarmPopen(self._address, args, **options)
 
@@ -85,8 +91,14 @@ class Warm:
                 launcher.close()
 
     def close(self) -> None:
-        self._server.communicate()  # its input ends, and so does it
-        assert self._server.returncode == 0
+        """Its input ends, and so does it."""
+        if self._server is not None:
+            self._server.communicate()
+            assert self._server.returncode == 0
+        if self._own is not None:
+            _, write, pid = self._own
+            os.close(write)
+            assert os.waitpid(pid, 0)[1] == 0
 
 
 class WarmPopen(subprocess.Popen[Any]):
@@ -99,12 +111,14 @@ class WarmPopen(subprocess.Popen[Any]):
         *,
         descriptors: int | None = None,
         disk: tuple[Path, str] | None = None,
+        lasting: bool = False,
         **options: Any,
     ) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._more = {
             "descriptors": limits if descriptors is None else (descriptors, descriptors),
             "disk": disk and (str(disk[0]), disk[1]),
+            "lasting": lasting,
         }
         self._address = address
         super().__init__(args, **options)
