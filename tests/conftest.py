@@ -98,6 +98,10 @@ def pytest_configure(config: pytest.Config) -> None:
     connection: socket.socket | None = getattr(getattr(config, "failures_db", None), "sock", None)
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(config, "workerinput"):
+        from tests.lean_reports import report_less
+
+        report_less(config)
 
 
 @pytest.hookimpl(wrapper=True)
