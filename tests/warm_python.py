@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -47,20 +47,25 @@ MODULES = (
     "blockflow.repository.export",
 )
 CLIENT = Path(__file__).with_name("warm_client.py")
+ROOT = CLIENT.parents[1]
 COMMANDS = {"python": "", "blockflow": "-m blockflow"}
 
 
 @contextmanager
 def warm_commands(
-    folder: Path, environment: dict[str, str], modules: Sequence[str] = MODULES
+    folder: Path,
+    environment: dict[str, str],
+    modules: Sequence[str] = MODULES,
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[None]:
     """``python`` and ``blockflow`` in ``folder`` are commands of an interpreter that has imported
-    ``modules``."""
+    ``modules``; ``start`` may be another than ``Popen`` (``warm_rig.Warm.popen``)."""
     folder.mkdir()
     address = folder / "warm"
-    server = subprocess.Popen(
-        [sys.executable, __file__, str(address), *modules],
+    server = start(
+        [sys.executable, "-m", "tests.warm_python", str(address), *modules],
         env=environment,
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -172,9 +177,11 @@ def end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder's, which no command has
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    for name in ("blockflow.launch.environment", "blockflow.bench.demo.server"):
+        if name in sys.modules:  # as a fork of warm_fork.py it would start forks
+            sys.modules[name].subprocess = subprocess  # type: ignore[attr-defined]
     assert threading.active_count() == 1, "what forks has one thread"
     gc.freeze()
     if (arguments := serve(sys.argv[1])) is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from docs_rig import ROOT, Example, documents, examples, name, runs
 from warm_python import warm_commands
+from warm_rig import Warm
 
 from blockflow.bench.demo.server import Server
 from blockflow.monitor.rest import RestClient
@@ -35,7 +36,7 @@ RUNNABLE = sorted((p for p in documents() if any(runs(e) for e in examples(p))),
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def commands(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[dict[str, str]]:
     """The environment in which ``python`` and ``blockflow`` are those of this very checkout."""
     folder = tmp_path_factory.mktemp("commands") / "bin"
     environment = {
@@ -43,17 +44,18 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(ROOT),
     }
-    with warm_commands(folder, environment):
+    with warm_commands(folder, environment, start=warm.popen):
         yield environment
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[Server]:
     """One ``blockflow up`` for all documents, with the blocks of the folder in which they run."""
     folder = tmp_path_factory.mktemp("up")
     (folder / WORK / BLOCKS).mkdir(parents=True)
     with Server(folder / WORK / BLOCKS, folder, RestClient) as server:
-        server.start()
+        with warm.spawning():
+            server.start()
         yield server
 
 
