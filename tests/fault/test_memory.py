@@ -16,6 +16,7 @@ from typing import Any
 
 import cgroup_rig
 import numpy as np
+import psutil
 import pytest
 import torch
 from control_rig import SPEC, echo_repository
@@ -32,7 +33,7 @@ from blockflow.repository.manifest import new_manifest
 from blockflow.repository.repository import BlockRepository
 from tests.system_rig import served, worker
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 LONG_S = 60.0
 SMALL, LARGE = 1, 400
 """MiB of a request that there is room for under the limits below, and of one that there is not."""
@@ -179,6 +180,11 @@ def cgroup() -> Iterator[Path]:
         yield made
 
 
+def spacious(template: int) -> int:
+    """MiB that this template and a worker have room in, however large its libraries are."""
+    return psutil.Process(template).memory_info().rss // MIB + 128
+
+
 def kills(cgroup: Path) -> int:
     found = re.search(r"oom_kill (\d+)", (cgroup / "memory.oom_control").read_text())
     return int(found[1]) if found else 0
@@ -204,14 +210,14 @@ def test_a_request_that_no_worker_has_memory_for_is_poison(
 ) -> None:
     """Its worker and that one's successor are killed for it, and no third one. Version 1 counts
     kills in the group itself, which is not the Manager's here: it does not learn what for."""
-    # Where libraries are large (CUDA's), the template alone would be larger than all this.
-    (cgroup / "memory.limit_in_bytes").write_text(str(GIB))
-    old = fresh(system)
     template = system.status()["control"]["template"]["pid"]
+    limit = spacious(template)
+    (cgroup / "memory.limit_in_bytes").write_text(str(limit * MIB))
+    old = fresh(system)
     for pid in (old["pid"], template):  # what is forked from it is in the cgroup as well
         (cgroup / "cgroup.procs").write_text(str(pid))
     mates = [client.submit("g", asks(SMALL), deadline_s=LONG_S) for _ in range(4)]
-    assert outcome(client, "g", asks(1.5 * GIB / MIB)) == "POISON"
+    assert outcome(client, "g", asks(1.5 * limit)) == "POISON"
     for future in mates:
         assert np.array_equal(future.result(LONG_S).value, asks(SMALL))
     serves(system, client)
@@ -228,10 +234,10 @@ def test_a_request_that_is_too_much_for_the_managers_own_limit_is_not_blamed(
     process that was killed gives back its gigabyte, the kernel no longer counts it among those that
     it may kill, and whoever asks for a page in that moment is killed as well.
     """
-    limit = 1024
+    template = system.status()["control"]["template"]["pid"]
+    limit = spacious(template)
     (cgroup / "memory.limit_in_bytes").write_text(str(limit * MIB))
     old = fresh(system)
-    template = system.status()["control"]["template"]["pid"]
     for pid in (old["pid"], template):
         (cgroup / "cgroup.procs").write_text(str(pid))
     monkeypatch.setattr(groups, "OWN", Path("/proc", str(template), "cgroup"))
