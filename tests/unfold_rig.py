@@ -45,7 +45,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """int64[rows, length] -> one vector per token; nobody looks at what comes later."""
 
-    def __init__(self, layers: int = 4) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(layers))
