@@ -23,7 +23,7 @@ def here(
 
 
 def test_hops(tmp_path: Path, here: Here) -> None:
-    found = here.run("hops", "--quick", target=tmp_path / "hops.jsonl")
+    found = here.run("hops", "--quick", "--rounds", "1", target=tmp_path / "hops.jsonl")
     hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
     assert {size for _, size in hops} == {0, 1024, 2**20}
     assert all(f.value > 0 for f in hops.values())
