@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 
 from blockflow.core.engines import TORCH_EXPORT
 from blockflow.launch.preload import BASE_MODULES, few_collections, modules_of, preload
+from blockflow.launch.process import thread_count
 
 MODULES = (
     "blockflow.bench.demo.server",
@@ -292,7 +293,9 @@ def main() -> None:
         for name in (*BASE_MODULES, *MODULES):
             importlib.import_module(name)
         preload(modules_of([TORCH_EXPORT]))
-    assert threading.active_count() == 1, "what forks has one thread"
+        for name in sys.argv[3:]:
+            importlib.import_module(name)
+    assert thread_count() == 1, "what forks has one thread"
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, who ends this

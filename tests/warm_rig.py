@@ -30,9 +30,10 @@ class Warm:
 
     Args:
         address: for its socket.
+        modules: that it imports beside all others.
     """
 
-    def __init__(self, address: Path) -> None:
+    def __init__(self, address: Path, *modules: str) -> None:
         become_subreaper()
         self._server: subprocess.Popen[bytes] | None = None
         self._own, warm_fork.own = warm_fork.own, None
@@ -41,8 +42,9 @@ class Warm:
             return
         self._address = str(address)
         room = {"WARM_ROOM": "." * warm_fork.ENVIRONMENT_BYTES}
+        words = [self._address, "." * warm_fork.ARGUMENT_BYTES, *modules]
         self._server = subprocess.Popen(
-            [sys.executable, warm_fork.__file__, self._address, "." * warm_fork.ARGUMENT_BYTES],
+            [sys.executable, warm_fork.__file__, *words],
             env={**environment.child_environment(), **room},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

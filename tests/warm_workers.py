@@ -32,7 +32,7 @@ def fork_workers(config: pytest.Config, folder: Path) -> None:
     from tests.warm_rig import Warm
 
     address = folder / "socket"
-    warm = Warm(address)
+    warm = Warm(address, *(["tests.warm_exports"] if is_whole(config) else []))
     config.add_cleanup(warm.close)
     executed = gateway_io.create_io
 
@@ -53,6 +53,12 @@ def fork_workers(config: pytest.Config, folder: Path) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(gateway_io, "create_io", create_io)
     config.add_cleanup(patch.undo)
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests are run: then each process meets some that export and convert."""
+    chosen = config.option.keyword or config.option.markexpr
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
 
 
 def fork_own(address: str) -> None:
