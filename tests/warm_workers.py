@@ -68,8 +68,10 @@ def fork_own(address: str) -> None:
     pid = os.fork()
     if pid == 0:
         os.close(write)
-        os.dup2(read, 0)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        for fd, number in ((read, 0), (nobody, 1)):
+            os.dup2(fd, number)
+            os.close(fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         warm_fork.serve(listener)
         os._exit(0)
@@ -80,6 +82,9 @@ def fork_own(address: str) -> None:
 
 def main() -> None:
     warm_fork.start_by(subprocess)
+    # Descriptors of the other one have become /dev/null (warm_fork.place): all that is forked from
+    # here would have as many fewer. Whose objects have them are frames that never go on.
+    os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))
     fork_own(f"{sys.argv[1]}-{os.getpid()}")
     libc = ctypes.CDLL(None)
     for what, value in SETTLED.items():
