@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,11 +167,11 @@ def test_a_batchs_time_begins_when_the_device_comes_to_it(
     second, batch = worker.compute(3, limit_ns=1), worker.batch
     worker.runner.sent()
     worker.engine.gates[0].set()
-    until(lambda: worker.at_work() == names(second))
+    wait_until(lambda: worker.at_work() == names(second))
     assert batch.waits and worker.look.read()[0].started_ns > time.monotonic_ns()
     begins_ns = time.monotonic_ns()
     input_there.set()
-    until(lambda: worker.look.read()[0].started_ns <= time.monotonic_ns())
+    wait_until(lambda: worker.look.read()[0].started_ns <= time.monotonic_ns())
     assert not batch.waits and batch.forward_ns >= begins_ns
 
 
