@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals_rig import no_descriptor
 
 from blockflow.control.logfiles import tail
 from blockflow.core.errors import SystemError_
@@ -23,6 +22,7 @@ from blockflow.launch.fresh import SubprocessLauncher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.process import descendants
 from blockflow.tensormq import agent
+from tests.refusals_rig import no_descriptor
 
 ENTRY = "tests.launched:trivial"
 WAIT_S = 20.0

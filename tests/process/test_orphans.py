@@ -57,10 +57,12 @@ def test_nothing_survives_the_manager(tmp_path: Path) -> None:
     assert manager.stdout is not None
     with manager.stdout:
         pids = json.loads(manager.stdout.readline())
-    wait_until(lambda: len(list(tmp_path.glob("*.json"))) >= 2, WAIT_S)
-    manager.kill()
-    manager.wait()
     try:
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("*.json"))) >= 2, WAIT_S)
+        finally:
+            manager.kill()
+            manager.wait()
         wait_gone(*pids)
         wait_until(lambda: not root.exists(), WAIT_S)
         assert [path.name for path in used.iterdir()] == ["a.sock"], "not empty: somebody's"
