@@ -6,8 +6,10 @@ needed within a whole window is kept, and everything while that is half of what 
 
 from __future__ import annotations
 
-WINDOW_NS = 5_000_000_000
-"""What nobody has needed for so long is given back, at the end of the window after its last use."""
+WINDOW_NS = 60_000_000_000
+"""What nobody has needed for so long is given back, at the end of the window after its last use.
+Its pages are made anew at about a millisecond per MiB: large tensors that come every few seconds
+shall not pay for that each time."""
 
 
 class Ebb:
