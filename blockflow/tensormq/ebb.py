@@ -11,6 +11,16 @@ WINDOW_NS = 60_000_000_000
 Its pages are made anew at about a millisecond per MiB: large tensors that come every few seconds
 shall not pay for that each time."""
 
+SCARCE_NS = 5_000_000_000
+"""The window where others may need the memory."""
+
+_FREE = 4
+
+
+def window_ns(free: int, size: int) -> int:
+    """The window, by what the arenas' file system has left and has in all; a size of 0 is none."""
+    return SCARCE_NS if _FREE * free < size else WINDOW_NS
+
 
 class Ebb:
     """The most that was needed lately.
@@ -21,22 +31,26 @@ class Ebb:
 
     def __init__(self) -> None:
         self.peak = 0
+        self._begun_ns = 0
         self._due_ns = 0
 
     def due(self, now_ns: int) -> bool:
-        """Whether the window is over: then :meth:`look`. Who is asked seldom has longer ones."""
+        """Whether a window may be over: then :meth:`look`. Who is asked seldom has longer ones."""
         return now_ns >= self._due_ns
 
-    def look(self, now_ns: int, end: int, committed: int) -> int | None:
-        """Begin a new window.
+    def look(self, now_ns: int, end: int, committed: int, window: int = WINDOW_NS) -> int | None:
+        """Begin a new window, unless the present one goes on.
 
         Args:
             end: of the highest extent in use now.
             committed: what the arena has.
+            window: as of :func:`window_ns`, by what is left now.
 
         Returns:
             How much of it to keep; None = all.
         """
-        needed, self.peak = self.peak, end
-        self._due_ns = now_ns + WINDOW_NS
+        self._due_ns = now_ns + SCARCE_NS
+        if now_ns < self._begun_ns + window:
+            return None
+        needed, self.peak, self._begun_ns = self.peak, end, now_ns
         return None if 2 * needed > committed else needed

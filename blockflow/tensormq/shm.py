@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from blockflow.tensormq.channel import (
     Usage,
     span_bytes,
 )
-from blockflow.tensormq.ebb import Ebb
+from blockflow.tensormq.ebb import WINDOW_NS, Ebb, window_ns
 from blockflow.tensormq.inline import open_frame
 from blockflow.tensormq.leases import NEVER_NS, Lease, LeaseError, LeaseTable
 from blockflow.wire.tensor import Handle, TensorDesc
@@ -190,13 +191,21 @@ class ShmProducer(Producer):
         ebb = self._ebb
         if not ebb.due(now_ns):
             return
+        window = self._window_ns()
         with self._lock:
             if self._closed:
                 return
             self._collect()
-            keep = ebb.look(now_ns, self._leases.extents.end, self._arena.committed)
+            keep = ebb.look(now_ns, self._leases.extents.end, self._arena.committed, window)
             if keep is not None:
                 self._give_back(keep)
+
+    def _window_ns(self) -> int:
+        try:
+            left = os.statvfs(self._arena.run_dir)
+        except OSError:  # the folder has been removed: this process is about to end
+            return WINDOW_NS
+        return window_ns(left.f_bavail, left.f_blocks)
 
     def _give_back(self, keep: int) -> None:
         """Nobody holds a lease on anything behind ``keep``; the lock is held."""

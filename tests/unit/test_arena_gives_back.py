@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from refusals_rig import no_room
 from blockflow.core.errors import SystemError_, WireError
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset
 from blockflow.tensormq.channel import OutBuffer
-from blockflow.tensormq.ebb import WINDOW_NS
+from blockflow.tensormq.ebb import SCARCE_NS, WINDOW_NS
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from tests import sockets_rig
 
@@ -56,7 +57,7 @@ def reserve(producer: ShmProducer, nbytes: int, fill: bytes = b"x") -> OutBuffer
 def windows(producer: ShmProducer, count: int = 3) -> None:
     """So many ticks, each at the end of a window."""
     for _ in range(count):
-        producer.ebb(producer._ebb._due_ns)
+        producer.ebb(producer._ebb._begun_ns + WINDOW_NS)
 
 
 def test_a_burst_is_given_back(run_dir: Path, producer: ShmProducer) -> None:
@@ -69,6 +70,21 @@ def test_a_burst_is_given_back(run_dir: Path, producer: ShmProducer) -> None:
         assert taken(run_dir) == 40 * MIB, "it may come back at once"
         windows(producer)
         assert taken(run_dir) == producer.usage().committed == 256 * KIB
+
+
+def test_where_the_file_system_is_nearly_full_it_is_given_back_soon(
+    run_dir: Path, producer: ShmProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows(producer, 1)
+    now = producer._ebb._begun_ns
+    producer.discard(reserve(producer, 40 * MIB))
+    producer.ebb(now := now + 2 * SCARCE_NS)
+    assert taken(run_dir) == 40 * MIB, "there is room for all"
+    nearly_full = SimpleNamespace(f_bavail=24, f_blocks=100)
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+    for _ in range(2):
+        producer.ebb(now := now + SCARCE_NS)
+    assert taken(run_dir) == 256 * KIB
 
 
 def test_what_is_leased_stays_and_what_lies_below_it(

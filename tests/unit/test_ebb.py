@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from blockflow.tensormq.ebb import WINDOW_NS, Ebb
+import pytest
+
+from blockflow.tensormq.ebb import SCARCE_NS, WINDOW_NS, Ebb, window_ns
 
 MIB = 1024 * 1024
 SECOND = 1_000_000_000
@@ -42,6 +44,26 @@ def test_a_burst_is_kept_for_a_window_at_least_and_two_at_most() -> None:
         assert load.committed == 75 * MIB
         load.wait(WINDOW_NS + SECOND)
         assert load.committed == MIB
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "window"),
+    [(100, 100, WINDOW_NS), (25, 100, WINDOW_NS), (24, 100, SCARCE_NS), (0, 0, WINDOW_NS)],
+)
+def test_where_memory_is_scarce_the_window_is_short(free: int, size: int, window: int) -> None:
+    assert window_ns(free, size) == window
+
+
+def test_a_short_window_ends_a_long_one() -> None:
+    ebb, now = Ebb(), 1000 * SECOND
+    assert ebb.look(now, 0, MIB) == 0
+    ebb.peak = 75 * MIB
+    now += SCARCE_NS
+    assert ebb.due(now) and ebb.look(now, 0, 75 * MIB) is None
+    assert not ebb.due(now + SCARCE_NS - 1)
+    now += SCARCE_NS
+    assert ebb.look(now, 0, 75 * MIB, SCARCE_NS) is None, "it was needed within this one"
+    assert ebb.look(now + SCARCE_NS, 0, 75 * MIB, SCARCE_NS) == 0
 
 
 def test_a_steady_load_never_pays_again() -> None:
