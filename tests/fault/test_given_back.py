@@ -88,18 +88,6 @@ def test_the_dispatchers_heap_is_given_back(system: System, dtype: str, code: st
     assert settles(lambda: private_bytes(pid) - before, 32 * MIB) < 32 * MIB
 
 
-def test_arenas_are_given_back(system: System) -> None:
-    def taken() -> int:
-        return sum(p.stat().st_blocks * 512 for p in system.run_dir.glob("arena-*"))
-
-    x = np.ones((ROWS, MIB // 4), np.float32)
-    with Client(system.client_endpoint) as client:
-        client.infer("t", x)
-        assert taken() >= 2 * ROWS * MIB
-        assert settles(taken, 2 * MIB) < 2 * MIB
-        assert np.array_equal(client.infer("t", x).value, x)
-
-
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
