@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self, Unpack, overload
 
+from blockflow.client.base import BaseClient
 from blockflow.client.calls import Either, Names, Options
 from blockflow.client.connection import Errors, RequestId, Results
-from blockflow.client.cover import Cover
 from blockflow.client.result import Result
 from blockflow.core.routing import TaskRoute
 
 
-class AsyncClient(Cover):
+class AsyncClient(BaseClient):
     """As :class:`~blockflow.client.sync.Client`, for asyncio; usable from several event loops.
 
     Cancelling an awaiting task (or an ``asyncio.timeout`` around it) cancels the request in the

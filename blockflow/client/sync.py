@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from blockflow.client.base import BaseClient
 from blockflow.client.calls import Either, Names, Options
 from blockflow.client.connection import Errors, RequestId, Results
-from blockflow.client.cover import Cover
 from blockflow.client.result import Result
 from blockflow.core.routing import TaskRoute
 
 T = TypeVar("T")
 
 
-class Client(Cover):
+class Client(BaseClient):
     """Sends tasks to a BlockFlow system over one kept connection; safe to share between threads.
 
     Args: see :class:`~blockflow.client.connection.Connection`. The constructor does not wait for

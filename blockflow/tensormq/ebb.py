@@ -38,7 +38,7 @@ class Ebb:
         """Whether a window may be over: then :meth:`look`. Who is asked seldom has longer ones."""
         return now_ns >= self._due_ns
 
-    def look(self, now_ns: int, end: int, committed: int, window: int = WINDOW_NS) -> int | None:
+    def look(self, now_ns: int, end: int, committed: int, window: int) -> int | None:
         """Begin a new window, unless the present one goes on.
 
         Args:

@@ -72,38 +72,40 @@ def enter(admission: Admission, key: int, client: bytes, task: str, now: int) ->
     admission.enter(key, client, (task,), 10 * SECOND, now)
 
 
+def ask(admission: Admission, *tasks: str) -> object:
+    """The verdict on a request of the only client there is."""
+    return admission.decide(
+        b"gateway",
+        tasks,
+        inflight=admission.inflight,
+        of_client=admission.inflight,
+        charged=0,
+        nbytes=1,
+        budget_ns=10 * SECOND,
+        now_ns=0,
+    )
+
+
 def test_one_clients_slow_task_leaves_credits_to_its_others() -> None:
     admission = Admission(16, 16, 10_000, adaptive=False)
 
-    def ask(task: str) -> object:
-        return admission.decide(
-            b"gateway",
-            (task,),
-            inflight=admission.inflight,
-            of_client=admission.inflight,
-            charged=0,
-            nbytes=1,
-            budget_ns=10 * SECOND,
-            now_ns=0,
-        )
-
     for key in range(16):  # as long as nobody else is there it has everything
-        assert ask("slow") is ADMIT
+        assert ask(admission, "slow") is ADMIT
         enter(admission, key, b"gateway", "slow", 0)
-    refused = ask("quick")
+    refused = ask(admission, "quick")
     assert isinstance(refused, Reject) and "credits are in use" in refused.error.message
     for key in range(8):
         admission.leave(key, 0)
     told = []
     for key in range(8):  # what ends is not for the slow one again
-        verdict = ask("slow")
+        verdict = ask(admission, "slow")
         if isinstance(verdict, Reject):
             told.append(verdict.error.message)
         else:
             enter(admission, 100 + key, b"gateway", "slow", 0)
     assert told[-1] == "14 requests for slow are in flight, their fair share of the credits"
     assert admission.refused["share"] == len(told)
-    assert ask("quick") is ADMIT
+    assert ask(admission, "quick") is ADMIT
 
 
 def test_what_never_fits_is_not_told_to_come_back(admission: Admission) -> None:
@@ -118,28 +120,19 @@ def test_what_never_fits_is_not_told_to_come_back(admission: Admission) -> None:
 def test_the_order_of_a_requests_tasks_makes_no_further_share() -> None:
     admission, key = Admission(12, 12, 10_000, adaptive=False), 0
 
-    def ask(*tasks: str) -> bool:
+    def admitted(*tasks: str) -> bool:
         nonlocal key
-        verdict = admission.decide(
-            b"gateway",
-            tasks,
-            inflight=admission.inflight,
-            of_client=admission.inflight,
-            charged=0,
-            nbytes=1,
-            budget_ns=10 * SECOND,
-            now_ns=0,
-        )
-        if verdict is ADMIT:
-            key += 1
-            admission.enter(key, b"gateway", tasks, 10 * SECOND, 0)
-        return verdict is ADMIT
+        if ask(admission, *tasks) is not ADMIT:
+            return False
+        key += 1
+        admission.enter(key, b"gateway", tasks, 10 * SECOND, 0)
+        return True
 
     for _ in range(99):
         admission._by_task.shares.refused(("c",))
-    taken = sum([ask(*tasks) for _ in range(9) for tasks in (("a", "b"), ("b", "a"))])
+    taken = sum([admitted(*tasks) for _ in range(9) for tasks in (("a", "b"), ("b", "a"))])
     assert taken == 6
-    assert sum([ask("c") for _ in range(9)]) == 6
+    assert sum([admitted("c") for _ in range(9)]) == 6
 
 
 @pytest.mark.parametrize("blocks", ["a", "abc"])

@@ -29,7 +29,7 @@ class Load:
         while self.now < until:
             self.now += SECOND // 4
             if self.ebb.due(self.now):
-                keep = self.ebb.look(self.now, self.end, self.committed)
+                keep = self.ebb.look(self.now, self.end, self.committed, WINDOW_NS)
                 if keep is not None and keep < self.committed:
                     self.committed = max(keep, MIB)
                     self.changes += 1
@@ -56,10 +56,10 @@ def test_where_memory_is_scarce_the_window_is_short(free: int, size: int, window
 
 def test_a_short_window_ends_a_long_one() -> None:
     ebb, now = Ebb(), 1000 * SECOND
-    assert ebb.look(now, 0, MIB) == 0
+    assert ebb.look(now, 0, MIB, WINDOW_NS) == 0
     ebb.peak = 75 * MIB
     now += SCARCE_NS
-    assert ebb.due(now) and ebb.look(now, 0, 75 * MIB) is None
+    assert ebb.due(now) and ebb.look(now, 0, 75 * MIB, WINDOW_NS) is None
     assert not ebb.due(now + SCARCE_NS - 1)
     now += SCARCE_NS
     assert ebb.look(now, 0, 75 * MIB, SCARCE_NS) is None, "it was needed within this one"

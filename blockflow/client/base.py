@@ -1,4 +1,4 @@
-"""Cover: what both clients have in common, which waits for nothing."""
+"""BaseClient: what both clients have in common, which waits for nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from blockflow.client.sharing import SharedMemory, Wish
 from blockflow.client.tap import Tap
 
 
-class Cover:
-    """A thin one, of a :class:`Connection`: the arguments are its."""
+class BaseClient:
+    """What returns at once; the arguments are those of :class:`Connection`."""
 
     def __init__(
         self,
