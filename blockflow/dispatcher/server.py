@@ -24,6 +24,7 @@ from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.repeats import ResultMemory
 from blockflow.dispatcher.tensors import TensorDesk, waiting_bytes
+from blockflow.launch.cgroup import memory_rooms
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Producer
@@ -389,4 +390,5 @@ def _client_protection(launch: DispatcherLaunch, keeper: Gatekeeper) -> Protect 
 def _producer(launch: DispatcherLaunch, run_dir: Path) -> Producer:
     if launch.arena_bytes == 0:  # nothing travels by handle
         return InlineProducer()
-    return ShmProducer(Arena.create(run_dir, launch.incarnation, launch.arena_bytes, launch.slots))
+    arena = Arena.create(run_dir, launch.incarnation, launch.arena_bytes, launch.slots)
+    return ShmProducer(arena, memory_rooms)

@@ -60,16 +60,24 @@ def tasks_limit() -> int:
 
 
 def memory_left() -> int | None:
-    """Bytes that this process may still take before a control group's limit, less those of files
-    that the kernel can drop at once; None = no limit."""
+    """Bytes that this process may still take before a control group's limit; None = no limit."""
+    return min((left for left, _ in memory_rooms()), default=None)
+
+
+def memory_rooms() -> list[tuple[int, int]]:
+    """Of each control group that limits this process's memory, what it may still take and the
+    limit, in bytes. Files that the kernel can drop at once do not count; those of a tmpfs do."""
     found = []
     for group in _groups("memory"):
         for limit, usage, dropped in _MEMORY:
-            most, used = _read(group / limit), _read(group / usage)
-            if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
+            most = _read(group / limit)
+            if not most.isdecimal() or int(most) >= _UNLIMITED:
+                continue
+            if (used := _read(group / usage)).isdecimal():
                 stat = _fields(group / "memory.stat")
-                found.append(int(most) - int(used) + int(stat.get(dropped, 0)))
-    return min(found, default=None)
+                left = int(most) - int(used) + int(stat.get(dropped, 0))
+                found.append((left, int(most)))
+    return found
 
 
 def oom_kills() -> OomKills:

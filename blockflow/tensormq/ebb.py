@@ -17,9 +17,10 @@ SCARCE_NS = 5_000_000_000
 _FREE = 4
 
 
-def window_ns(free: int, size: int) -> int:
-    """The window, by what the arenas' file system has left and has in all; a size of 0 is none."""
-    return SCARCE_NS if _FREE * free < size else WINDOW_NS
+def window_ns(*rooms: tuple[int, int]) -> int:
+    """The window, by what is left and what there is in all of each room that the arenas' memory is
+    taken from; a size of 0 is none."""
+    return SCARCE_NS if any(_FREE * left < size for left, size in rooms) else WINDOW_NS
 
 
 class Ebb:

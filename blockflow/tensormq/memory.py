@@ -22,7 +22,7 @@ from blockflow.tensormq.cuda_here import DOUBLE_ENV
 from blockflow.tensormq.cuda_preflight import preflight
 from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
-from blockflow.tensormq.shm import ShmConsumer, ShmProducer
+from blockflow.tensormq.shm import Rooms, ShmConsumer, ShmProducer
 
 _LOG = logging.getLogger("blockflow.cuda")
 
@@ -163,6 +163,7 @@ def open_memory(
     mode: str = "tensormq",
     arena_bytes: int = 0,
     slots: int = 1,
+    rooms: Rooms = tuple,
     on_broken: Callable[[str], None] = lambda _: None,
 ) -> TensorMemory:
     """Make a worker's memory.
@@ -170,6 +171,7 @@ def open_memory(
     Args:
         run_dir, incarnation, device, mode, arena_bytes, slots: as in WorkerLaunch; the slab of a
             worker on a device is as large as its arena.
+        rooms: as in ShmProducer.
         on_broken: told, in any thread, why the device cannot be used any more.
 
     Raises:
@@ -180,7 +182,7 @@ def open_memory(
     host: ShmProducer | None = None
     try:
         if arena_bytes > 0 and mode == "tensormq":
-            host = ShmProducer(Arena.create(run_dir, incarnation, arena_bytes, slots))
+            host = ShmProducer(Arena.create(run_dir, incarnation, arena_bytes, slots), rooms)
         frames, consumer = InlineProducer(slots), ShmConsumer(run_dir)
         if gpu is None:
             return TensorMemory(host, frames, consumer)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from blockflow.wire.tensor import Handle, TensorDesc
 
 _log = logging.getLogger("blockflow.tensormq")
 _EMPTY = memoryview(b"")
+
+Rooms = Callable[[], Iterable[tuple[int, int]]]
 
 
 class ShmOutBuffer(OutBuffer):
@@ -79,10 +81,16 @@ class ShmProducer(Producer):
 
     The lock makes it usable from a worker's engine thread (reserve) and data thread (publish,
     sweep) alike; it is held for microseconds, but for the arena's rare growth and shrinking.
+
+    Args:
+        arena: to own.
+        rooms: beside the file system, what bounds the memory that it is made of: of each bound what
+            is left and what there is in all, in bytes.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, rooms: Rooms = tuple) -> None:
         self._arena = arena
+        self._rooms = rooms
         self._leases = self._make_leases()
         self._lock = threading.Lock()
         self._closed = False
@@ -205,7 +213,7 @@ class ShmProducer(Producer):
             left = os.statvfs(self._arena.run_dir)
         except OSError:  # the folder has been removed: this process is about to end
             return WINDOW_NS
-        return window_ns(left.f_bavail, left.f_blocks)
+        return window_ns((left.f_bavail, left.f_blocks), *self._rooms())
 
     def _give_back(self, keep: int) -> None:
         """Nobody holds a lease on anything behind ``keep``; the lock is held."""

@@ -13,7 +13,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import WorkerLaunch
-from blockflow.launch.cgroup import memory_left
+from blockflow.launch.cgroup import memory_left, memory_rooms
 from blockflow.launch.environment import give_memory_back
 from blockflow.tensormq.atwork import AtWork
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
@@ -99,6 +99,7 @@ def open_parts(
         mode=launch.mode,
         arena_bytes=launch.arena_bytes,
         slots=max(1, launch.slots),
+        rooms=memory_rooms,
         on_broken=lambda why: mail(RuntimeError(why)),
     )
     try:

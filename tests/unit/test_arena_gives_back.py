@@ -72,16 +72,20 @@ def test_a_burst_is_given_back(run_dir: Path, producer: ShmProducer) -> None:
         assert taken(run_dir) == producer.usage().committed == 256 * KIB
 
 
-def test_where_the_file_system_is_nearly_full_it_is_given_back_soon(
-    run_dir: Path, producer: ShmProducer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("short", ["the file system", "a control group"])
+def test_where_memory_is_nearly_used_up_it_is_given_back_soon(
+    run_dir: Path, producer: ShmProducer, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
     windows(producer, 1)
     now = producer._ebb._begun_ns
     producer.discard(reserve(producer, 40 * MIB))
     producer.ebb(now := now + 2 * SCARCE_NS)
     assert taken(run_dir) == 40 * MIB, "there is room for all"
-    nearly_full = SimpleNamespace(f_bavail=24, f_blocks=100)
-    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+    if short == "the file system":
+        nearly_full = SimpleNamespace(f_bavail=24, f_blocks=100)
+        monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+    else:
+        monkeypatch.setattr(producer, "_rooms", lambda: [(900, 1000), (249, 1000)])
     for _ in range(2):
         producer.ebb(now := now + SCARCE_NS)
     assert taken(run_dir) == 256 * KIB

@@ -78,6 +78,7 @@ def test_what_is_left_of_the_memory_counts_files_that_can_be_dropped(root: Path)
     assert groups.memory_left() == 100
     write(root / "memory" / "memory.stat", "inactive_file 1\ntotal_inactive_file 200\n")
     assert groups.memory_left() == 300
+    assert sorted(groups.memory_rooms()) == [(300, 700), (400, 1000)]
     write(root / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
     assert groups.memory_left() == 400
 

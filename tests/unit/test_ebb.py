@@ -47,11 +47,21 @@ def test_a_burst_is_kept_for_a_window_at_least_and_two_at_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "size", "window"),
-    [(100, 100, WINDOW_NS), (25, 100, WINDOW_NS), (24, 100, SCARCE_NS), (0, 0, WINDOW_NS)],
+    ("rooms", "window"),
+    [
+        ([(100, 100)], WINDOW_NS),
+        ([(25, 100)], WINDOW_NS),
+        ([(24, 100)], SCARCE_NS),
+        ([(0, 0)], WINDOW_NS),
+        ([(100, 100), (25, 100)], WINDOW_NS),
+        ([(100, 100), (24, 100), (100, 100)], SCARCE_NS),
+        ([(100, 100), (-1, 100)], SCARCE_NS),
+    ],
 )
-def test_where_memory_is_scarce_the_window_is_short(free: int, size: int, window: int) -> None:
-    assert window_ns(free, size) == window
+def test_where_memory_is_scarce_the_window_is_short(
+    rooms: list[tuple[int, int]], window: int
+) -> None:
+    assert window_ns(*rooms) == window
 
 
 def test_a_short_window_ends_a_long_one() -> None:
