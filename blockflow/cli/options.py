@@ -15,7 +15,7 @@ import typer
 from blockflow.cli.complete import complete_block, complete_task
 from blockflow.cli.exits import exit_code
 from blockflow.cli.streams import complain
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.text import has_half
 
 UPDATE_S = 600.0
@@ -25,10 +25,23 @@ their time to load. The control plane gives up waiting, and says how far it is, 
 _STDOUT, _STDERR = 1, 2
 """Descriptors."""
 
+
+def _not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Where to: an empty word is a script's mistake, and not the system that is meant without."""
+    if not value and was_given(context, parameter.name or ""):
+        raise RequestError(
+            "INVALID_REQUEST",
+            f"{parameter.opts[0]} is empty",
+            hint=f"leave it out for {parameter.envvar} or the default",
+        )
+    return value
+
+
 Url = Annotated[
     str,
     typer.Option(
         "--url",
+        callback=_not_empty,
         envvar="BLOCKFLOW_URL",
         help="The control plane's REST address.",
         show_default="http://127.0.0.1:5780",
@@ -38,6 +51,7 @@ Address = Annotated[
     str,
     typer.Option(
         "--address",
+        callback=_not_empty,
         envvar="BLOCKFLOW_ADDRESS",
         help="The Dispatcher's client address.",
         show_default="tcp://127.0.0.1:5755",

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from blockflow.cli import act
+from blockflow.cli.exits import ExitCode
+from blockflow.cli.main import main
 from blockflow.tensormq.janitor import LOCK_NAME
 
 
@@ -22,3 +24,17 @@ def test_stop_knows_the_process_though_it_closes_a_descriptor_meanwhile(
         assert found is not None
         os.close(found)
     assert act._open_here(status) is None  # another process has that number here
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["stop", "--yes", "--url", ""], ["infer", "digit", "--random", "--address="]],
+    ids=lambda words: words[0],
+)
+def test_an_empty_address_is_not_the_system_that_is_meant_without(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, where in (("URL", "http"), ("ADDRESS", "tcp")):
+        monkeypatch.setenv(f"BLOCKFLOW_{name}", f"{where}://127.0.0.1:1")
+    assert main(words) == ExitCode.BAD_INPUT
+    assert "is empty -- leave it out for BLOCKFLOW_" in capsys.readouterr().err
