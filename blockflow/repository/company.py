@@ -14,7 +14,7 @@ from blockflow.core.limits import DEFAULT_MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.differences import Scale, changed
 from blockflow.repository.job import Piece
-from blockflow.repository.sources import in_train_mode
+from blockflow.repository.sources import batch_norms, in_train_mode
 
 Made = Mapping[str, tuple[Tensor, Tensor]]
 """Each block's input and output in one run of all paths."""
@@ -113,6 +113,7 @@ def _refuse(piece: Piece, which: str, elsewhere: str, error: float, allowed: flo
             f"from the same row {elsewhere}, allowed is {allowed:.3g}",
             where=piece.name,
             hint=in_train_mode(piece.stage)
+            or batch_norms(piece.stage)
             or "a batch holds rows of several clients: compute nothing over dim 0 (sums, means, "
             "largest values, sorting, branches, places that are given out in turn); if rows "
             "belong together, make them one row of more dims: "

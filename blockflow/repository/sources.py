@@ -22,6 +22,9 @@ from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_LONE_ROW = "more than 1 value per channel"
+"""What a batch norm that takes the batch's statistics says of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             told,
             where=loaded.label,
             hint=in_train_mode(loaded.module)
+            or (batch_norms(loaded.module) if _LONE_ROW in str(e) else "")
             or _out_of_a_table(e, x)
             or "check --input and --range against the model's forward, which has to take any "
             "number of rows",
@@ -184,6 +188,19 @@ def in_train_mode(module: nn.Module) -> str:
         return ""
     which = "it is" if not names[0] else f"{', '.join(names[:_SHOWN])}:"
     return f"{which} in train mode: call eval() before the export"
+
+
+def batch_norms(module: nn.Module) -> str:
+    """A hint if parts of ``module`` normalise over the batch in eval mode as well; else ''."""
+    parts = module.named_modules()
+    names = [n for n, p in parts if isinstance(p, _BATCH_NORMS) and p.running_mean is None]
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names[:_SHOWN]) or 'it'}: a batch norm without running statistics takes those "
+        "of the batch, in eval mode too: train it with track_running_stats=True, or take a norm "
+        "within each row (GroupNorm, LayerNorm, InstanceNorm)"
+    )
 
 
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:

@@ -216,6 +216,20 @@ def test_the_part_in_train_mode_is_named(repo: BlockRepository) -> None:
     assert refused(model, repo).hint == "1: in train mode: call eval() before the export"
 
 
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [([nn.Linear(4, 4)], "the model fails"), ([nn.Unflatten(1, (4, 1)), nn.Upsample(2)], "beside")],
+    ids=["rows", "lengths"],
+)
+def test_a_batch_norm_without_statistics_of_its_own_is_named_as_the_cause(
+    repo: BlockRepository, before: list[nn.Module], words: str
+) -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    error = refused(nn.Sequential(*before, norm).eval(), repo)
+    assert words in error.message
+    assert error.hint.startswith(f"{len(before)}: a batch norm without running statistics")
+
+
 def test_a_block_that_copies_its_input_is_not_in_train_mode(repo: BlockRepository) -> None:
     class Writes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
