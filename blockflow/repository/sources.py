@@ -23,6 +23,7 @@ from blockflow.repository.zoo.catalog import ZOO
 
 _SHOWN = 5
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_FLAT = "put modules that run one after another side by side into one nn.Sequential"
 _LONE_ROW = "more than 1 value per channel"
 """What a batch norm that takes the batch's statistics says of one row."""
 
@@ -55,10 +56,12 @@ class LoadedModel:
         versions nor gradients, which torch's exporters ask for. Such a model is copied.
 
         Raises:
-            ExportError: EXPORT_FAILED: it cannot be copied; FACTORY_FAILED: it is not finished.
+            ExportError: EXPORT_FAILED: it cannot be copied; FACTORY_FAILED: it is not finished, or
+                nested too deeply.
         """
-        _refuse_unfinished(self.module, self.label)
-        state = (*self.module.parameters(), *self.module.buffers())
+        with _nested_modules(self.label):
+            _refuse_unfinished(self.module, self.label)
+            state = (*self.module.parameters(), *self.module.buffers())
         if not any(t.is_inference() for t in state):
             return self
         plain = {id(t): _plain(t) for t in state}
@@ -131,13 +134,15 @@ def load_model(
         padding = zoo.padding
     if not -(2**63) <= seed < 2**64:  # or the factory would be blamed
         raise ExportError("EXPORT_FAILED", f"{seed} is no seed", hint="64 bits hold what is one")
-    module = build(zoo.factory if zoo else ref, arguments or {}, seed)
-    _refuse_unfinished(module, ref)
-    digest = load_weights(module, weights) if weights else None
-    for parameter in module.parameters():  # a scripted module has no requires_grad_() of its own
-        parameter.requires_grad = False
+    with _nested_modules(ref):
+        module = build(zoo.factory if zoo else ref, arguments or {}, seed)
+        _refuse_unfinished(module, ref)
+        digest = load_weights(module, weights) if weights else None
+        for parameter in module.parameters():  # of a scripted one, which has no requires_grad_()
+            parameter.requires_grad = False
+        module = _in_eval(module)
     return LoadedModel(
-        _in_eval(module),
+        module,
         ref,
         spec,
         None if weights else seed,
@@ -145,6 +150,16 @@ def load_model(
         int_below or (zoo.int_below if zoo else None),
         padding,
     )
+
+
+@contextmanager
+def _nested_modules(label: str) -> Iterator[None]:
+    """Who looks at all modules of a model goes as deep as they are nested."""
+    try:
+        yield
+    except RecursionError as e:
+        why = "its modules are nested more deeply than Python's stack goes"
+        raise ExportError("FACTORY_FAILED", why, where=label, hint=_FLAT) from e
 
 
 @contextmanager
@@ -166,6 +181,7 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             where=loaded.label,
             hint=in_train_mode(loaded.module)
             or (batch_norms(loaded.module) if _LONE_ROW in str(e) else "")
+            or (_FLAT if isinstance(e, RecursionError) else "")
             or _out_of_a_table(e, x)
             or "check --input and --range against the model's forward, which has to take any "
             "number of rows",

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from blockflow.core.errors import ExportError
 from blockflow.core.model import TensorSpec
 from blockflow.repository.artifact import read_artifact
 from blockflow.repository.export import export_model, export_tree
@@ -53,8 +54,27 @@ def compiled_inside() -> nn.Module:
     return nn.Sequential(model)
 
 
+def nested(levels: int) -> nn.Module:
+    made: nn.Module = nn.Identity()
+    for _ in range(levels):
+        made = nn.Sequential(made)
+    return made
+
+
 def made_here(name: str, **options: Any) -> LoadedModel:
     return load_model(f"{__name__}:{name}", input_spec=ROW, **options)
+
+
+@pytest.mark.parametrize(("levels", "code"), [(2000, "FACTORY_FAILED"), (500, "EXPORT_FAILED")])
+def test_a_model_that_is_nested_too_deeply(tmp_path: Path, levels: int, code: str) -> None:
+    """Two thousand levels are too many to look at, and five hundred to run."""
+    model, repo = LoadedModel(nested(levels), "m", ROW), BlockRepository(tmp_path)
+    error = refused(code, lambda: export_model(model, repo, prefix="m"))
+    assert "side by side into one nn.Sequential" in error.hint
+    if code == "FACTORY_FAILED":
+        with pytest.raises(ExportError, match="nested more deeply") as e:
+            made_here("nested", arguments={"levels": levels})
+        assert e.value.code == code
 
 
 def test_a_model_whose_sizes_are_not_known_yet(tmp_path: Path) -> None:
