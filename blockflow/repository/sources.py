@@ -179,9 +179,9 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             "EXPORT_FAILED",
             told,
             where=loaded.label,
-            hint=in_train_mode(loaded.module)
+            hint=(_FLAT if isinstance(e, RecursionError) else "")
+            or in_train_mode(loaded.module)
             or (batch_norms(loaded.module) if _LONE_ROW in str(e) else "")
-            or (_FLAT if isinstance(e, RecursionError) else "")
             or _out_of_a_table(e, x)
             or "check --input and --range against the model's forward, which has to take any "
             "number of rows",

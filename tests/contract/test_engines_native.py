@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -244,15 +243,4 @@ def test_what_a_native_engine_raises_is_the_blocks_error(native: Stored) -> None
     assert e.value.code == "BLOCK_FAILED" and "the reason" in e.value.message
     made._compute = good
     assert made.run(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 8, 8)
-    made.close()
-
-
-def test_a_native_engine_holds_no_memory_of_its_callers(native: Stored) -> None:
-    """A dead peer's mapping must be free to go, also while no further request comes."""
-    made = native.load(native.create())
-    x, out = np.zeros((1, 3, 8, 8), np.float32), np.zeros((1, 3, 8, 8), np.float32)
-    alive = weakref.ref(x), weakref.ref(out)
-    made.run(torch.from_numpy(x), torch.from_numpy(out))
-    del x, out
-    assert [a() for a in alive] == [None, None]
     made.close()

@@ -3,11 +3,13 @@
 import mmap
 import os
 import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +68,15 @@ def test_fills_the_slot_it_is_given(stored: Stored, engine: Engine, rows: int) -
     assert engine.copied == RunCopies(0, engine.copies_out + inside)
     engine.run(x)  # nothing is to be copied into
     assert engine.copied == RunCopies(0, inside)
+
+
+def test_it_holds_no_memory_of_its_callers(engine: Engine) -> None:
+    """A dead peer's mapping must be free to go, also while no further request comes."""
+    x, out = np.zeros((1, 3, 8, 8), np.float32), np.zeros((1, 3, 8, 8), np.float32)
+    alive = weakref.ref(x), weakref.ref(out)
+    engine.run(torch.from_numpy(x), torch.from_numpy(out))
+    del x, out
+    assert [a() for a in alive] == [None, None]
 
 
 def test_an_input_with_strides_is_read_or_copied_once(stored: Stored, engine: Engine) -> None:
