@@ -29,6 +29,7 @@ from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.folder import written
 from blockflow.repository.operators import exported_operators, refuse_foreign, script_operators
+from blockflow.repository.sources import scripted_part
 
 
 class _CopyFirst(nn.Module):
@@ -133,7 +134,7 @@ def write_artifact(
         raise ExportError(
             "EXPORT_FAILED",
             f"cannot be written as {format_}: {type(e).__name__}: {reason(e)}",
-            hint=cause(e) or _HINTS[format_],
+            hint=cause(e) or (scripted_part(stage) if format_ == "pt2" else "") or _HINTS[format_],
         ) from e
     return tuple(dict.fromkeys(_fixed_at(w) for w in said if _is_fixed(w)))
 

@@ -219,6 +219,17 @@ def batch_norms(module: nn.Module) -> str:
     )
 
 
+def scripted_part(stage: nn.Module) -> str:
+    """A hint if ``stage`` is scripted, or holds what is; else ''."""
+    names = [n for n, m in stage.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if not names:
+        return ""
+    return (
+        f"{names[0] or 'it'} is scripted, which torch.export does not follow: build the model "
+        "without torch.jit.script, or export it with --format torchscript-scripted"
+    )
+
+
 def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     """Import ``module:factory`` and call it under a fixed seed; wrappers of torch.compile and
     DataParallel are taken off what it returns, and nothing in it is compiled when it runs. The

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def test_a_scripted_model_is_stored_scripted(tmp_path: Path) -> None:
         torch.testing.assert_close(read_artifact(path, "torchscript-scripted")(x), model.module(x))
     error = refused("EXPORT_FAILED", lambda: export_model(model, repository, names=["p"]))
     assert "torchscript-scripted" in error.hint and len(error.message) < 300
+    part = replace(model, module=nn.Sequential(nn.Linear(4, 4), scripted()).eval())
+    error = refused("EXPORT_FAILED", lambda: export_model(part, repository, names=["p"]))
+    assert error.hint.startswith("1 is scripted, which torch.export does not follow")
 
 
 def test_a_traced_model_that_was_loaded_from_a_file(tmp_path: Path) -> None:
