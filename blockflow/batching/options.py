@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 from typing import Any, Protocol
 
 from blockflow.core.errors import MOST_FINDINGS, Problem, further
-from blockflow.core.guess import Guesses
+from blockflow.core.guess import FEW, Guesses
 from blockflow.core.jsonpath import member
 
 _SHOWN = 60
@@ -142,7 +142,7 @@ def option_problems(
         required: names that must be there.
     """
     problems = []
-    guesses = Guesses(known)
+    guesses = Guesses(known, FEW)
     unknown = 0
     for name, value in options.items():
         kind = known.get(name)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from blockflow.core.engines import misfits, select
+from blockflow.core.entries import told
 from blockflow.core.errors import BlockError, BlockFlowError, Problem
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo
@@ -47,7 +48,7 @@ def engine_check(repository: BlockRepository, running: Collection[str]) -> Engin
                 found.append(e)
         if not any(e.details.get("field") == "device" for e in found):
             found += _missing_device(spec)
-        return [_problem(e, path) for e in found]
+        return told([_problem(e, path) for e in found], path)
 
     return check
 

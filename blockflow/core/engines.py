@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
-from blockflow.core.guess import Guesses
+from blockflow.core.guess import FEW, Guesses
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import BlockInfo
 
@@ -222,7 +222,7 @@ def misfits(
     if device.partition(":")[0] not in kind.devices:
         why = f"engine {name!r} does not run on {device!r}"
         found.append(_refused(block, "device", why, f"it runs on: {', '.join(kind.devices)}"))
-    guesses = Guesses(kind.options)
+    guesses = Guesses(kind.options, FEW)
     for option, value in given.items():
         problem = _option_problem(kind, option, value, device, guesses)
         if not problem and option == FIXED_ROWS and (dynamic := block.contract.input.dynamic):

@@ -17,25 +17,32 @@ COMPARED = 32
 """Names that a word is compared with at most: a millisecond."""
 WORDS = 64
 """Words that guesses are made for."""
+FEW = 8
+"""Words of one object among many, where each has guesses of its own."""
 _GIVEN = 3
 
 
 class Guesses:
     """Over one set of known names.
 
+    Args:
+        known: these.
+        words: that guesses are made for at most.
+
     Attributes:
         known: they, in order.
     """
 
-    def __init__(self, known: Iterable[str]) -> None:
+    def __init__(self, known: Iterable[str], words: int = WORDS) -> None:
         self.known = sorted(known)
+        self._words = words
         self._made: dict[str, list[str]] = {}
 
     def near(self, word: str) -> list[str]:
         """Up to three names that are close to ``word``, the closest first."""
         made = self._made.get(word)
         if made is None:
-            if len(self._made) >= WORDS:
+            if len(self._made) >= self._words:
                 return []
             made = self._made[word] = get_close_matches(word, self._around(word), _GIVEN)
         return made

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from blockflow.batching.options import Integer, option_problems
 from blockflow.core import guess
-from blockflow.core.errors import TopologyError
-from blockflow.core.guess import COMPARED, WORDS, Guesses
+from blockflow.core.engines import misfits
+from blockflow.core.errors import MOST_FINDINGS, TopologyError
+from blockflow.core.guess import COMPARED, FEW, WORDS, Guesses
+from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from tests.control_rig import topology
+
+SPEC = TensorSpec("float32", ("rows", 4))
 
 
 @pytest.fixture
@@ -60,6 +65,20 @@ def test_after_so_many_words_there_are_no_more_guesses(compared: list[int]) -> N
     found = [guesses.near(f"trunk{i}") for i in range(2 * WORDS)]
     assert found == [["trunk"]] * WORDS + [[]] * WORDS and len(compared) == WORDS
     assert guesses.near("trunk1") == ["trunk"]
+
+
+def test_of_one_of_many_objects_few_words_are_guessed(compared: list[int]) -> None:
+    """An update has room for six hundred blocks with a hundred unknown options each."""
+    options = {f"max_rowz{i}": 0 for i in range(MOST_FINDINGS)}
+    found = option_problems("it", options, {"max_rows": Integer(1, 8)}, "$")
+    assert [p.hint for p in found] == [
+        *["did you mean max_rows?"] * FEW,
+        *["known: max_rows"] * (MOST_FINDINGS - FEW),
+    ]
+    block = BlockInfo("b", "1", "0" * 64, "echo", Contract(SPEC, SPEC), 0, 0)
+    told = misfits(block, options={f"delay_mz{i}": 0 for i in range(MOST_FINDINGS)})
+    assert sum("did you mean" in e.hint for e in told) == FEW
+    assert len(compared) == 2 * FEW
 
 
 def test_an_update_says_what_may_have_been_meant(compared: list[int]) -> None:

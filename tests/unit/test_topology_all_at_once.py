@@ -12,7 +12,7 @@ from blockflow.control.engines import engine_check
 from blockflow.core import guess
 from blockflow.core.engines import misfits
 from blockflow.core.entries import uncarried
-from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.errors import MOST_FINDINGS, Problem, TopologyError
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import draft_topology, parse_topology
@@ -228,3 +228,10 @@ def test_options_of_any_name_have_json_paths(name: str, step: str, tmp_path: Pat
     check = engine_check(BlockRepository(tmp_path), ())
     paths = {p.path for p in check(block, lookup("block1"), "$.b")}
     assert f"$.b.options{step}" in paths
+
+
+def test_of_a_blocks_options_a_hundred_are_told(tmp_path: Path) -> None:
+    block = BlockSpec(name="block1", options={f"o{i}": 1 for i in range(2 * MOST_FINDINGS)})
+    found = engine_check(BlockRepository(tmp_path), ())(block, lookup("block1"), "$.b")
+    assert len(found) == MOST_FINDINGS + 1
+    assert found[-1].path == "$.b" and found[-1].message.startswith("and 10")
