@@ -29,6 +29,7 @@ from blockflow.cli.streams import (
     silence_stdout,
 )
 from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.scarcity import no_room
 
 DEBUG_VARIABLE = "BLOCKFLOW_DEBUG"
 
@@ -143,7 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(_nowhere(), args)
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
-        return _report(make_error("INTERNAL", repr(exc), hint=hint), args)
+        lacking = no_room(exc, repr(exc), "")
+        return _report(lacking or make_error("INTERNAL", repr(exc), hint=hint), args)
     return ExitCode.OK
 
 

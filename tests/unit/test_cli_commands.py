@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import os
@@ -322,12 +323,14 @@ def test_the_page_names_every_command_and_exit_status() -> None:
 def test_a_defect_is_exit_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    raised: list[Exception] = [ZeroDivisionError("a defect"), OSError(errno.EMFILE, "Too many")]
+
     def broken(self: Any, *a: Any, **kw: Any) -> Any:
-        raise ZeroDivisionError("a defect")
+        raise raised.pop(0)
 
     monkeypatch.setattr(RestClient, "get", broken)
-    assert main(["status", "--json"]) == ExitCode.INTERNAL
-    assert document(capsys)["error"]["code"] == "INTERNAL"
+    for status, code in ((ExitCode.INTERNAL, "INTERNAL"), (ExitCode.FAILED, "NO_SPACE")):
+        assert (main(["status", "--json"]), document(capsys)["error"]["code"]) == (status, code)
 
 
 def test_completion_names(rest: FakeRest, monkeypatch: Any, capsys: Any) -> None:
