@@ -277,7 +277,8 @@ class Manager:
         for hang in self._health.tick(now):
             self.brain.condemn(hang, now)
             self._carry_out()
-        self._children.tend(now)
+        if not self.brain.stopping:  # nothing is launched any more
+            self._children.tend(now)
         self._tenure.attend(now)
         self.store.tend(now)
         self._kills.look(now)

@@ -261,10 +261,20 @@ def test_colocated_blocks_and_other_modes(system: System, client: Client) -> Non
         assert np.array_equal(client.infer("t", X).value, X)
 
 
-def test_a_system_can_be_started_twice_in_one_process(make: Make) -> None:
+def test_a_system_can_be_started_twice_in_one_process(
+    make: Make, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no template is made anew for one that ends: where all processes get SIGTERM it may be the
+    first that is gone."""
     before = set(threading.enumerate())
+    tended: list[bool] = []
     for _ in range(2):
-        with make() as system:
+        with make() as system, monkeypatch.context() as patch:
+            brain = system.manager.brain
+            patch.setattr(launcher, "tend", lambda now=brain: tended.append(now.stopping))
             run_dir = system.run_dir
+            system.status()
+            system.stop()
         assert not run_dir.exists()
     assert {t for t in threading.enumerate() if t.is_alive()} <= before
+    assert tended and not any(tended)
