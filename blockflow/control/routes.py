@@ -179,16 +179,21 @@ def check_size(topology: Topology) -> None:
         2**31, name, name, 2**31, _ADDRESS_ALLOWANCE, "tensormq", "cuda:10", True, 2**16
     )
     stages = sum(b.replicas for b in topology.blocks.values())
-    # Old and new replicas stand in one table while an update flips.
-    many = dict.fromkeys(range(2 * stages + 1), route)
     shares = ShareBook()
     shares.follow(topology.tasks)
+    tasks = task_routes(topology, shares)
     down = dict.fromkeys(topology.blocks, "x" * _REASON_CHARS)
-    table = RouteTable(2**31, 2**31, many, task_routes(topology, shares), shares.table(), down)
-    size = len(encode_control(Routes(table.to_dict())))
+
+    def size_of(count: int, tasks: Mapping[str, TaskRoute], down: Mapping[str, str]) -> int:
+        stages = dict.fromkeys(range(count + 1), route)
+        table = RouteTable(2**31, 2**31, stages, tasks, shares.table(), down)
+        return len(encode_control(Routes(table.to_dict())))
+
+    # As of build_tables: old and new replicas stand in that of the workers while an update flips.
+    size = max(size_of(2 * stages, {}, {}), size_of(stages, tasks, down))
     if size > limits.MAX_CONTROL_BYTES:
         raise _too_large("route table", "routes", size, limits.MAX_CONTROL_BYTES)
-    body = description_body(2**31, (t.to_dict() for t in table.tasks.values()), {})
+    body = description_body(2**31, (t.to_dict() for t in tasks.values()), {})
     size = sum(map(len, body)) + _BOUNDS_ALLOWANCE
     if size > limits.MAX_DESCRIPTION_BYTES:
         what = "contracts and paths of all tasks"

@@ -312,6 +312,16 @@ class TestSmallThings:
         assert e.value.code == "INVALID_TOPOLOGY"
         check_size(topology(blocks[:10], {"t": blocks[:10]}))
 
+    def test_tasks_and_the_replicas_that_are_replaced_stand_in_no_table_together(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        many = topology(["b"], {f"t{i}": ["b"] for i in range(9)})
+        monkeypatch.setattr(limits, "MAX_CONTROL_BYTES", 2_500)  # with both of them it takes 2781
+        check_size(many)
+        monkeypatch.setattr(limits, "MAX_CONTROL_BYTES", 2_400)
+        with pytest.raises(TopologyError, match="one route table"):
+            check_size(many)
+
     def test_tasks_of_which_clients_could_not_be_told_are_refused(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
