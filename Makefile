@@ -26,7 +26,7 @@
 #   make bench-plots            pictures of what the benchmarks have found
 #   make bench-docs [ARGS='--take results']  performance.md and the table of promises from stored results
 #   make fuzz [ARGS='--seed 7']  a million malformed frames at every decoder and socket; two minutes
-#   make clean                  remove what the other targets made
+#   make clean                  remove what the other targets made, but for what lies in blocks/
 
 PYTHON ?= python3
 VENV   := .venv
