@@ -71,12 +71,15 @@ def padded_verdict(
 def none_fit(block: str, kind: str, refused: Mapping[str, str]) -> ExportError:
     """The error where no engine may run the variant ``kind``, by what each is refused for."""
     why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
+    instead = "stay with engine 'exported', which runs the block as it is"
     if all(reason.startswith(UNLOADED) for reason in refused.values()):
-        return ExportError("EXPORT_FAILED", f"no engine here runs it: {why}", where=block)
+        why = f"no engine here runs it: {why}"
+        return ExportError("EXPORT_FAILED", why, where=block, hint=instead)
     differ = any(reason.startswith(DIFFERS) for reason in refused.values())
     helps = [
         "give --calibrate with real inputs" if differ and kind == "onnx-int8" else "",
         "allow more with --tolerance" if any(map(tolerable, refused.values())) else "",
+        instead,
     ]
     return ExportError(
         "EXPORT_MISMATCH",

@@ -127,6 +127,7 @@ def test_what_no_engine_may_run_is_not_stored(
         convert_block(repository, "b", "onnx", Bench(bad=run, worse=_unloadable))
     assert e.value.code == "EXPORT_MISMATCH" and says in e.value.message
     assert ("--tolerance" in e.value.hint) == ("0.005" in says or "on [8" in says)
+    assert "stay with engine 'exported'" in e.value.hint
     assert "bad" in e.value.message and "worse cannot load it" in e.value.message
     assert repository.manifest("b") == before
     assert len(list((repository.root / "b").iterdir())) == 2
