@@ -24,6 +24,7 @@ from blockflow.core.placement import StagePlan, WorkerSpec, desired_workers
 from blockflow.core.plan import Start, free_name
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
+from blockflow.wire.control import PeerGone
 
 _SERVING = frozenset({State.READY, State.DRAINING, State.STOPPING})
 
@@ -137,6 +138,7 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     realm.topology, realm.posted = topology, inheritance.posted
     realm.stored, realm.notes = inheritance.digests or None, inheritance.notes
     realm.closed = dict(journal.closed)
+    realm.dead.extend(journal.dead)
     realm.shares.recall(journal.shares, journal.held, journal.version)
     crew.hz = journal.hz
     crew.client_endpoints = journal.clients
@@ -159,6 +161,13 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
         if replica.role is Role.CANDIDATE:
             replica.life.condemned, replica.life.innocent = UNCOMMITTED, True
     return adoption
+
+
+def tell_again(realm: Realm) -> None:
+    """What the former Manager has written down, it may not have come to say: who is dead. Requests
+    would wait for them in vain, and slots that they had opened be theirs for ever."""
+    for incarnation in realm.dead:
+        realm.crew.broadcast(PeerGone(incarnation, []))
 
 
 def lost_state(realm: Realm) -> SystemError_ | None:

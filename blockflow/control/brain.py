@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockflow.control.adoption import Adoption, lost_state
+from blockflow.control.adoption import Adoption, lost_state, tell_again
 from blockflow.control.beginning import check_epoch, check_free
 from blockflow.control.crew import ns
 from blockflow.control.events import (
@@ -159,6 +159,7 @@ class Brain:
             "keep": [r.name for r in crew.fleet.active()],
             "stop": [r.name for r in crew.fleet if r.role is not Role.ACTIVE],
         }
+        tell_again(realm)
         for life in list(crew.lives()):
             if life.state is State.STOPPING:  # it may have been told so, or not
                 crew.out.append(Send(life.incarnation, Stop()))
@@ -360,6 +361,7 @@ class Brain:
         if ended is None:
             return
         life, crash = ended
+        self.realm.dead.append(incarnation)
         self._out.extend(self.realm.publication.gone(incarnation, now_ns))
         if replica is None:
             if crash is not None and not self.stopping:

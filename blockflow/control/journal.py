@@ -109,6 +109,7 @@ class Journal:
         clients: where the Dispatcher takes clients, ports resolved.
         shares: index of each task's share in headers.
         held: indices of tasks that are gone, which requests in flight may carry.
+        dead: incarnations of the latest that have ended.
         dispatcher: its latest life, None before the first.
         seats: the replicas.
     """
@@ -120,6 +121,7 @@ class Journal:
     clients: tuple[str, ...]
     shares: Mapping[str, int]
     held: tuple[int, ...]
+    dead: tuple[int, ...]
     dispatcher: Lived | None
     seats: tuple[Seat, ...]
 
@@ -135,6 +137,7 @@ class Journal:
             clients=crew.client_endpoints,
             shares=realm.shares.indices(),
             held=realm.shares.held(),
+            dead=tuple(realm.dead),
             dispatcher=None if crew.dispatcher is None else Lived.of(crew.dispatcher),
             seats=tuple(seat_of(realm, r) for r in crew.fleet if seats),
         )
@@ -149,7 +152,8 @@ class Journal:
                 **found,
                 "hz": float(d["hz"]),
                 "clients": tuple(d["clients"]),
-                "held": _numbers(d["held"]),
+                "held": _numbers("held indices", d["held"]),
+                "dead": _numbers("dead processes", d["dead"]),
                 "dispatcher": None if dispatcher is None else Lived.from_dict(dispatcher),
                 "seats": tuple(Seat.from_dict(s) for s in d["seats"]),
             }
@@ -171,7 +175,7 @@ class Journal:
         if self.dispatcher is not None:
             lives.append(self.dispatcher)
         return {
-            "incarnation": max((x.incarnation for x in lives), default=0),
+            "incarnation": max((*self.dead, *(x.incarnation for x in lives)), default=0),
             "stage": max((n for x in lives for n in x.stages.values()), default=0),
             "epoch": self.epoch,
         }
@@ -318,9 +322,9 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
+def _numbers(what: str, values: Any) -> tuple[int, ...]:
     if any(type(v) is not int for v in values):
-        raise ValueError("held indices are no numbers")
+        raise ValueError(f"{what} are no numbers")
     return tuple(values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +25,9 @@ from blockflow.core.routing import RouteTable
 from blockflow.core.topology import Topology
 from blockflow.wire.control import Undrain
 
+DEAD_KEPT = 64
+"""More do not die in the moment before their Manager does."""
+
 
 class Realm:
     """The state in force, apart from the update that may be changing it.
@@ -41,6 +45,8 @@ class Realm:
         notes: what is otherwise than the epoch means it.
         closed: block -> ``drain`` or ``stop``: what an operator closed to new work.
         version: of the latest routes; counts up with every change of them.
+        dead: incarnations of the latest processes that have ended. Should this Manager die, its
+            successor tells everybody of them: it may not have come to that.
     """
 
     def __init__(self, settings: ControlSettings, place: Place, numbers: Numbers) -> None:
@@ -58,6 +64,7 @@ class Realm:
         self.shares = ShareBook()
         self.closed: dict[str, str] = {}
         self.version = 0
+        self.dead: deque[int] = deque(maxlen=DEAD_KEPT)
 
     def plan(self, topology: Topology) -> Plan:
         """The difference between ``topology`` and what runs. Raises TopologyError."""

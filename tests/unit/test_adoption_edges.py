@@ -15,9 +15,11 @@ from blockflow.control.adoption import (
     spec_of,
 )
 from blockflow.control.brain import Brain
+from blockflow.control.events import Exited
 from blockflow.control.fleet import Role
 from blockflow.control.update import Kind, Phase
 from blockflow.core.placement import desired_workers
+from blockflow.wire.control import PeerGone
 
 DESIRED = desired_workers(topology(*AB), (0, 1))
 
@@ -136,3 +138,26 @@ def test_a_worker_named_after_a_version_retires_in_order(world: World) -> None:
     assert world.names() == ["a#0", "b@1#0", "b@2#0", "dispatcher"]
     world.let_drain()
     assert update.phase is Phase.DONE and world.names() == ["a#0", "b@2#0", "dispatcher"]
+
+
+@pytest.mark.parametrize("name", ["b#0", "dispatcher"])
+def test_who_died_and_was_only_written_down_is_told(world: World, name: str) -> None:
+    """The Manager dies of the same blow: the journal has the death, and nobody was told of it."""
+    dead = world.incarnation(name)
+    del world.alive[dead]
+    survivors, since = set(world.alive), len(world.log)
+    world.brain.handle(Exited(dead, -9), world.now)
+    world.succeed()  # what the former one was about to say went with it
+    told = [s for s in world.sent(PeerGone, since) if s.message == PeerGone(dead, [])]
+    assert {s.incarnation for s in told} == survivors
+
+
+def test_the_number_of_who_died_is_given_to_nobody(world: World) -> None:
+    """One of an update that failed has left its seat, and everybody takes its number for dead."""
+    world.hold_ready.add("c#0")
+    world.apply(["a", "c"], {"t": ["a", "c"]})
+    dead = world.incarnation("c#0")
+    world.die("c#0")
+    journal = world.journal()
+    assert dead not in {s.life.incarnation for s in journal.seats}
+    assert journal.highest()["incarnation"] >= dead

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from blockflow.control.events import Exited
 from blockflow.control.fleet import Role
 from blockflow.control.heartbeat import Hang
 from blockflow.control.threads import ThreadBook
@@ -16,6 +17,7 @@ from blockflow.control.update import Kind
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.lifecycle import State
 from blockflow.core.placement import desired_workers, plan_workers
+from blockflow.wire.control import PeerGone
 
 BLOCKS = ["a", "b", "c"]
 CORES = 5
@@ -26,6 +28,9 @@ class BrainMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World(CORES).up()
         self.wanted: dict[str, int] = {}
+        self.there: set[int] = set()
+        self.told: set[tuple[int, int]] = set()
+        self.read = 0
 
     @rule(
         counts=st.dictionaries(st.sampled_from(BLOCKS), st.integers(1, 2), min_size=1),
@@ -62,6 +67,15 @@ class BrainMachine(RuleBasedStateMachine):
     def manager_dies(self, data: Any) -> None:
         names = st.lists(st.sampled_from(self.world.names() or [""]), unique=True, max_size=2)
         self.world.succeed(killed=[n for n in data.draw(names) if n])
+
+    @rule(data=st.data())
+    def manager_dies_with_it(self, data: Any) -> None:
+        """It has seen the death, and written it down."""
+        if self.world.alive:
+            dead = self.world.incarnation(data.draw(st.sampled_from(self.world.names())))
+            del self.world.alive[dead]
+            self.world.brain.handle(Exited(dead, -9), self.world.now)
+            self.world.succeed()
 
     @rule(seconds=st.floats(0.01, 90))
     def wait(self, seconds: float) -> None:
@@ -110,6 +124,17 @@ class BrainMachine(RuleBasedStateMachine):
     def every_process_is_known(self) -> None:
         known = {life.incarnation for life in self.world.brain.crew.lives()}
         assert known == set(self.world.alive)
+
+    @invariant()
+    def the_living_are_told_who_died(self) -> None:
+        """Those who were there when the one before this rule came, and can hear."""
+        world, before = self.world, self.there
+        for sent in world.sent(PeerGone, self.read):
+            self.told.add((sent.incarnation, sent.message.incarnation))  # type: ignore[attr-defined]
+        self.read, self.there = len(world.log), set(world.alive)
+        heard = {life.incarnation for life in world.brain.crew.lives() if life.connected}
+        survivors = self.there & before & heard
+        assert all((i, dead) in self.told for dead in before - self.there for i in survivors)
 
     @invariant()
     def new_requests_go_to_active_replicas_of_the_epoch(self) -> None:

@@ -182,7 +182,7 @@ def _a_journal() -> Journal:
     role = str(Role.ACTIVE)
     seat = Seat("a#0", "a", "0" * 64, role, False, "", {"a": {}}, worker, launch.to_dict())
     clients = ("tcp://127.0.0.1:1",)
-    return Journal(1, 2, 4.0, {"b": "drained"}, clients, {"t": 1}, (2,), dispatcher, (seat,))
+    return Journal(1, 2, 4.0, {"b": "drained"}, clients, {"t": 1}, (2,), (3,), dispatcher, (seat,))
 
 
 def _a_life(name: str, incarnation: int) -> Lived:
