@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockflow.control.events import Send
 from blockflow.control.fleet import Replica, Role
 from blockflow.control.journal import Journal, Lived, Seat
 from blockflow.control.realm import Realm
@@ -24,7 +25,7 @@ from blockflow.core.placement import StagePlan, WorkerSpec, desired_workers
 from blockflow.core.plan import Start, free_name
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
-from blockflow.wire.control import PeerGone
+from blockflow.wire.control import Monitor, PeerGone, SetThreads
 
 _SERVING = frozenset({State.READY, State.DRAINING, State.STOPPING})
 
@@ -164,10 +165,15 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
 
 
 def tell_again(realm: Realm) -> None:
-    """What the former Manager has written down, it may not have come to say: who is dead. Requests
-    would wait for them in vain, and slots that they had opened be theirs for ever."""
+    """What the former Manager has written down, it may not have come to say: who is dead (requests
+    would wait for them in vain, and slots that they had opened be theirs for ever), how often to
+    sample, and how many threads to compute with."""
+    crew = realm.crew
     for incarnation in realm.dead:
-        realm.crew.broadcast(PeerGone(incarnation, []))
+        crew.broadcast(PeerGone(incarnation, []))
+    crew.broadcast(Monitor(crew.hz))
+    lives = [r.life for r in crew.fleet if r.life.connected]
+    crew.out += [Send(x.incarnation, SetThreads(x.threads, x.lanes)) for x in lives]
 
 
 def lost_state(realm: Realm) -> SystemError_ | None:

@@ -161,3 +161,17 @@ def test_the_number_of_who_died_is_given_to_nobody(world: World) -> None:
     journal = world.journal()
     assert dead not in {s.life.incarnation for s in journal.seats}
     assert journal.highest()["incarnation"] >= dead
+
+
+def test_threads_that_were_only_written_down_are_told() -> None:
+    """The last one of an update ends, which leaves its cores to others, and the Manager with it."""
+    world = World(4).up()
+    world.apply(*AB)
+    world.mute.add("b#0")
+    world.apply(["a"], {"t": ["a"]})
+    world.pass_time(3.0)  # it does not say that it has the routes, and is told to stop
+    dead = world.incarnation("b#0")
+    del world.alive[dead]
+    world.brain.handle(Exited(dead, 0), world.now)
+    world.succeed()
+    assert world.computing() == {"a#0": 4}

@@ -186,6 +186,8 @@ class BrainMachine(RuleBasedStateMachine):
         wanted = {w.name: n for w, n in zip(workers, planned, strict=True)}
         told = {r.name: (r.life.threads, r.life.lanes) for r in brain.crew.fleet}
         assert told == {r.name: wanted[r.spec.name] for r in brain.crew.fleet}
+        heard = world.computing()
+        assert heard == {n: threads for n, (threads, _) in told.items() if n in heard}
         expected = {}
         for name, spec in realm.topology.blocks.items():
             hosts = brain.crew.fleet.hosting(name)
