@@ -38,6 +38,8 @@ _WINDOW_S = WORKER_POLICY.window_s + 2.0
 _FIRST_S = 0.3
 _AT_WORK_S = 3.0
 _IN_UPDATE = 1 / 3
+_NOTICED_S = 0.02
+"""So long a Manager takes to notice a death, and to do what follows from it."""
 _TAKEN_OVER_S = 60.0
 _BURN = "import time\nend = time.monotonic() + {s}\nwhile time.monotonic() < end: pass"
 
@@ -203,8 +205,8 @@ class Injector:
         return tuple(self._topology["tasks"]), ""
 
     def _manager(self, draw: float) -> tuple[Sequence[str], str]:
-        """Alone, in the middle of an update, or together with a worker; nobody else's requests
-        have to notice it."""
+        """Alone, in the middle of an update, or together with a worker, whose death it may have
+        noticed; nobody else's requests have to notice it."""
         now = time.monotonic()
         self._managers = [at for at in self._managers if at > now - MANAGER_POLICY.window_s]
         if len(self._managers) >= MANAGER_POLICY.crashes - 2:
@@ -217,6 +219,7 @@ class Injector:
         elif draw > 1 - _IN_UPDATE:
             hit, name = self._worker((1 - draw) / _IN_UPDATE, signal.SIGKILL)
             self._beside, note = tuple(hit), f"with {name}"
+            time.sleep(_NOTICED_S * (1000 * draw % 1))
         begin = time.monotonic()
         self._managers.append(begin)
         self._signal(before["pid"], signal.SIGKILL)
