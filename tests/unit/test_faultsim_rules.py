@@ -12,7 +12,7 @@ import pytest
 from blockflow.bench.faultsim import judge, worker
 from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.outcome import Found, run_seed
-from blockflow.control import crew
+from blockflow.control import brain, crew
 from blockflow.control.heartbeat import Heartbeat
 from blockflow.control.supervision import RestartAt, RestartLedger
 from blockflow.core.placement import WorkerSpec
@@ -179,6 +179,11 @@ def restarts_nothing(patch: Patch) -> None:
     patch.setattr(crew.Crew, "supervise", lambda self, replica, crash, now_ns: None)
 
 
+def leaves_the_dead_untold(patch: Patch) -> None:
+    """A Manager's successor takes for said what was written down."""
+    patch.setattr(brain, "tell_again", lambda realm: None)
+
+
 def falls_over(patch: Patch) -> None:
     def fail(self: InFlightTable, *_: Any) -> Any:
         raise RuntimeError("planted")
@@ -213,6 +218,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
     (condemns_the_slow, judge.NO_FALSE_DEATH, ("late messages",)),
     (overlooks_hangs, judge.READY_AGAIN, ("silence",)),
     (restarts_nothing, judge.READY_AGAIN, ("kill idle",)),
+    (leaves_the_dead_untold, judge.BOOKS, ("manager dies",)),
     (falls_over, judge.NO_DEFECT, ("kill at work",)),
 ]
 
@@ -220,6 +226,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str, tuple[str, ...]]] = [
 BEGIN: dict[Callable[[Patch], None], int] = {
     takes_any_attempt: 12,
     never_expires: 3,
+    leaves_the_dead_untold: 4,
     repeats_all: 2,
     runs_what_came_again: 2,
 }

@@ -28,6 +28,7 @@ _WEIGHTS = {
     "deafness": 1,
     "stuck forward": 2,
     "manager late": 2,
+    "manager dies": 2,
     "late messages": 2,
     "killed while late": 2,
     "lost message": 1,
@@ -41,6 +42,7 @@ _WEIGHTS = {
     "disk full": 1,
     "restart": 1,
     "drain": 1,
+    "block stopped": 1,
 }
 KINDS = tuple(_WEIGHTS)
 DESIGN = "design"
@@ -77,6 +79,7 @@ class Faults:
             "deafness": lambda now: self._seize(Hang.DEAF),
             "stuck forward": self._stick,
             "manager late": self._manager_late,
+            "manager dies": self._manager_dies,
             "late messages": self._late_messages,
             "killed while late": self._kill_while_late,
             "lost message": self._lose,
@@ -90,6 +93,7 @@ class Faults:
             "disk full": self._disk_full,
             "restart": self._restart,
             "drain": self._drain,
+            "block stopped": self._stop_block,
         }
 
     def plan(self, now: int, length_ns: int) -> None:
@@ -102,6 +106,7 @@ class Faults:
         """What was announced and has not happened does not happen any more."""
         self._poisons = self._load_failures = 0
         self._after_output = None
+        self._world.manager.spare()
         self._world.network.lose_next = self._world.network.double_next = 0
         self._world.network.make_room()
 
@@ -209,6 +214,15 @@ class Faults:
         self._world.manager.be_late(now, now + self._world.rng.randint(100 * _MS, 4 * _SECOND))
         return True
 
+    def _manager_dies(self, now: int) -> bool:
+        """By itself, or with somebody whose death it has just seen."""
+        if self._world.manager.away:
+            return False
+        self._world.manager.doom(now)
+        if self._world.rng.random() < 0.5:
+            self._kill(self._ready())
+        return True
+
     # --- messages and clients
 
     def _late_messages(self, now: int) -> bool:
@@ -265,9 +279,10 @@ class Faults:
     # --- operators
 
     def _command(self, now: int, command: Callable[[Brain, int], object]) -> bool:
-        if self._world.manager.brain.runner.current is not None:
+        manager = self._world.manager
+        if manager.away or manager.brain.runner.current is not None:
             return False
-        self._world.manager.call(now, command)
+        manager.call(now, command)
         return True
 
     def _post(self, now: int, design: Design) -> bool:
@@ -295,10 +310,20 @@ class Faults:
         return self._command(now, lambda brain, at: brain.restart(block, at))
 
     def _drain(self, now: int) -> bool:
-        block, world = self._block(), self._world
-
-        def undrain(at: int, _: object) -> None:
-            world.manager.call(at, lambda brain, then: brain.close(block, Kind.UNDRAIN, then))
-
-        world.loop.plan(now + world.rng.randint(_MS, 3 * _SECOND), undrain)
+        block = self._block()
+        self._later(now, lambda brain, at: brain.close(block, Kind.UNDRAIN, at))
         return self._command(now, lambda brain, at: brain.close(block, Kind.DRAIN, at))
+
+    def _stop_block(self, now: int) -> bool:
+        block = self._block()
+        self._later(now, lambda brain, at: brain.restart(block, at))
+        return self._command(now, lambda brain, at: brain.close(block, Kind.STOP, at))
+
+    def _later(self, now: int, command: Callable[[Brain, int], object]) -> None:
+        """An operator's second thought."""
+        world = self._world
+
+        def call(at: int, _: object) -> None:
+            world.manager.call(at, command)
+
+        world.loop.plan(now + world.rng.randint(_MS, 3 * _SECOND), call)

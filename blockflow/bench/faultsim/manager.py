@@ -1,20 +1,23 @@
 """SimManager: the real Brain and Heartbeat, with processes, kernel and disk that are simulated.
 
 It does what :class:`~blockflow.control.manager.Manager` and its Health do: what has come in is
-taken first, then time, then the look at the processes. It may be late with all of it.
+taken first, then time, then the look at the processes. It may be late with all of it, and it may
+die: then another one takes over, as :class:`~blockflow.control.succession.Succession` does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockflow.bench.faultsim.dispatcher import SimDispatcher
+from blockflow.bench.faultsim.process import Hang as Seizure
 from blockflow.bench.faultsim.process import SimProcess
 from blockflow.bench.faultsim.worker import SimWorker
+from blockflow.control.adoption import Inheritance, install
 from blockflow.control.brain import Brain
 from blockflow.control.crew import ns
 from blockflow.control.events import (
@@ -35,9 +38,11 @@ from blockflow.control.events import (
 from blockflow.control.fleet import Place
 from blockflow.control.health import SERVING
 from blockflow.control.heartbeat import Hang, Heartbeat
+from blockflow.control.journal import Journal
 from blockflow.control.settings import ControlSettings, Timing
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.core.lifecycle import State
+from blockflow.core.topology import Topology
 from blockflow.wire.control import ControlMessage, Ping, Pong
 
 if TYPE_CHECKING:
@@ -49,6 +54,8 @@ _PROBE_NS = (2_000_000, 30_000_000)
 _COMMIT_NS = (1_000_000, 40_000_000)
 _PIDFD_NS = (50_000, 5_000_000)
 _GRACE_NS = 500_000_000
+_SOON_NS = 1_000_000_000
+_AWAY_NS = (300_000_000, 2_500_000_000)
 
 
 class _Numbers:
@@ -77,10 +84,11 @@ class SimManager:
         brain: the real one.
         heartbeat: the real one.
         disk_full: the next commit fails.
+        away: it has died, and nobody has taken over yet.
     """
 
     def __init__(self, world: World, cores: int, max_inflight: int) -> None:
-        settings = ControlSettings(
+        self._settings = ControlSettings(
             repository=Path("/sim/blocks"),
             state_dir=Path("/sim/state"),
             cores=tuple(range(cores)),
@@ -89,11 +97,16 @@ class SimManager:
             dispatcher_slots=2 * max_inflight,
             timing=TIMING,
         )
-        place = Place("/sim/run", "ipc:///sim/control", "")
-        self.brain = Brain(settings, place, _Numbers())
-        self.heartbeat = Heartbeat(ns(TIMING.beat), ns(TIMING.silence), ns(TIMING.hang))
-        self.disk_full = False
+        self._numbers = _Numbers()
         self._world = world
+        self._begin()
+        self.disk_full = False
+        self._stored: tuple[int, Topology | None, Mapping[str, Any] | None] = (0, None, None)
+        self._life = 1
+        self._doomed = False
+        self.away = False
+        self._kept: list[tuple[int, ControlMessage]] = []
+        self._fallen: dict[int, Exited] = {}
         self._inbox: deque[Callable[[int], None]] = deque()
         self._late_until = 0
         self._armed: int | None = None
@@ -101,12 +114,19 @@ class SimManager:
         self._seq = 0
         self._ask_ns = 0
 
+    def _begin(self) -> None:
+        place = Place("/sim/run", "ipc:///sim/control", "")
+        self.brain = Brain(self._settings, place, self._numbers)
+        self.heartbeat = Heartbeat(ns(TIMING.beat), ns(TIMING.silence), ns(TIMING.hang))
+
     # --- what reaches it
 
     def hear(self, now: int, told: tuple[int, ControlMessage]) -> None:
         """A message of a process has come to the Controller."""
         incarnation, message = told
-        if isinstance(message, Pong):
+        if self.away:
+            self._kept.append(told)  # by the process, until there is somebody to take it
+        elif isinstance(message, Pong):
             self._post(
                 now, lambda at: self.heartbeat.pong(incarnation, message.seq, message.heard, at)
             )
@@ -119,6 +139,8 @@ class SimManager:
 
     def call(self, now: int, command: Callable[[Brain, int], object]) -> None:
         """An operator's command; a refusal is an answer like others."""
+        if self.away:
+            return
 
         def run(at: int) -> None:
             with suppress(BlockFlowError):
@@ -129,13 +151,15 @@ class SimManager:
     def died(self, process: SimProcess, status: int, work: tuple[Any, ...], now: int) -> None:
         """The kernel tells of a death."""
         exited = Exited(process.incarnation, status, (), work)
+        self._fallen[process.incarnation] = exited
 
         def reap(at: int, _: object) -> None:
             self._post(at, lambda then: self._reap(exited, then))
 
-        self._world.loop.plan(now + self._world.rng.randint(*_PIDFD_NS), reap)
+        self._later(now + self._world.rng.randint(*_PIDFD_NS), reap, None)
 
     def _reap(self, exited: Exited, now: int) -> None:
+        self._fallen.pop(exited.incarnation, None)
         self.heartbeat.forget(exited.incarnation)
         self._world.judge.reaped(exited.incarnation, now)
         self.brain.handle(exited, now)
@@ -145,6 +169,67 @@ class SimManager:
         """It gets no cpu time until then."""
         self._late_until = max(until_ns, self._late_until)
         self._arm(self._late_until)
+
+    # --- its death
+
+    def doom(self, now: int) -> None:
+        """It dies soon: in the midst of what it does next."""
+        self._doomed = True
+
+        def at_last(then: int, _: object) -> None:
+            if self._doomed:
+                self._die(then)
+
+        self._later(now + _SOON_NS, at_last, None)
+
+    def spare(self) -> None:
+        """It does not die after all."""
+        self._doomed = False
+
+    def _die(self, now: int) -> None:
+        """What it has decided is written down; what it has not done, nobody does."""
+        self._doomed, self.away = False, True
+        self._life += 1
+        self._inbox.clear()
+        self._world.note("the manager dies")
+        journal = Journal.of(self.brain.realm)
+        at = now + self._world.rng.randint(*_AWAY_NS)
+        self._world.loop.plan(at, self._succeed, journal)
+
+    def _succeed(self, now: int, journal: Journal) -> None:
+        """Another one takes over whoever lives and answers."""
+        self._begin()
+        adoption = install(self.brain.realm, Inheritance(journal, *self._stored))
+        lives = {life.incarnation: life for life in self.brain.crew.lives()}
+        for process in list(self._world.processes.values()):
+            life = lives.get(process.incarnation)
+            if life is not None and process.hang in (Seizure.STOPPED, Seizure.SILENT):
+                life.condemned, life.innocent = "it does not answer", True
+            if process.alive and (life is None or life.condemned):
+                process.die(-9)
+        self.away = False
+        self._life += 1
+        self._world.note("another manager takes over")
+        for incarnation in lives:
+            known = self._world.processes.get(incarnation)
+            if known is None or not known.alive:
+                self._reap(self._fallen.get(incarnation, Exited(incarnation, -9)), now)
+        self.brain.crew.take_back()
+        self.brain.readopt(adoption, now)
+        kept, self._kept = self._kept, []
+        for told in kept:
+            self.hear(now, told)
+        self._run(now)
+
+    def _later(self, at: int, call: Callable[[int, Any], None], arg: Any) -> None:
+        """``call(at, arg)``, unless this Manager has died by then."""
+        life = self._life
+
+        def run(then: int, given: Any) -> None:
+            if life == self._life:
+                call(then, given)
+
+        self._world.loop.plan(at, run, arg)
 
     # --- its loop
 
@@ -165,6 +250,8 @@ class SimManager:
     def _run(self, now: int, _: object = None) -> None:
         if self._armed is not None and self._armed <= now:
             self._armed = None
+        if self.away:
+            return
         if now < self._late_until:
             self._arm(self._late_until)
             return
@@ -174,7 +261,13 @@ class SimManager:
         if due is not None and due <= now:
             self.brain.tick(now)
             due = self.brain.deadline()
-        for what in self.brain.take():
+        orders = self.brain.take()
+        if self._doomed and orders:
+            for what in orders[: self._world.rng.randrange(len(orders))]:
+                self._carry_out(what, now)
+            self._die(now)
+            return
+        for what in orders:
             self._carry_out(what, now)
         if due is not None:
             self._arm(max(due, now + 1))
@@ -187,8 +280,8 @@ class SimManager:
     # --- watching
 
     def _look(self, now: int, _: object = None) -> None:
-        if now < self._late_until:
-            self._world.loop.plan(self._late_until, self._look)
+        if self.away or now < self._late_until:
+            self._world.loop.plan(max(self._late_until, now + ns(TIMING.beat)), self._look)
             return
         self._run(now)
         if now >= self._ask_ns:
@@ -222,7 +315,7 @@ class SimManager:
         def echoed(at: int, _: object) -> None:
             self._post(at, lambda then: self.heartbeat.echoed(seq, then))
 
-        self._world.loop.plan(now + 50_000, echoed)
+        self._later(now + 50_000, echoed, None)
 
     def _overdue(self, now: int) -> list[Hang]:
         hangs = []
@@ -249,14 +342,18 @@ class SimManager:
                 process.die(-9)
         elif isinstance(what, Prove):
             at = now + world.rng.randint(*_PROBE_NS)
-            world.loop.plan(at, self._prove, what.incarnation)
+            self._later(at, self._prove, what.incarnation)
         elif isinstance(what, Commit):
-            at = now + world.rng.randint(*_COMMIT_NS)
-            done: Event = Committed(what.update_id)
-            if self.disk_full:
-                self.disk_full = False
-                done = CommitFailed(what.update_id, SystemError_("NO_SPACE", "the disk is full"))
-            world.loop.plan(at, self.event, done)
+            self._later(now + world.rng.randint(*_COMMIT_NS), self._commit, what)
+
+    def _commit(self, now: int, order: Commit) -> None:
+        done: Event = Committed(order.update_id)
+        if self.disk_full:
+            self.disk_full = False
+            done = CommitFailed(order.update_id, SystemError_("NO_SPACE", "the disk is full"))
+        elif (update := self.brain.runner.updates.get(order.update_id)) is not None:
+            self._stored = order.epoch, update.target, order.posted
+        self.event(now, done)
 
     def _launch(self, order: Launch, now: int) -> None:
         world = self._world
@@ -266,7 +363,7 @@ class SimManager:
         process = kind(world, order)
         world.processes[order.incarnation] = process
         at = now + world.rng.randint(*_FORK_NS)
-        world.loop.plan(at, self.event, Launched(order.incarnation, order.incarnation))
+        self._later(at, self.event, Launched(order.incarnation, order.incarnation))
         world.loop.plan(at, process.load)
 
     def _send(self, send: Send) -> None:

@@ -177,15 +177,16 @@ class World:
                     block = replica.spec.blocks[0]
                     self.manager.call(now, partial(_restart, block))
                     break
-            for block in list(brain.realm.closed):
-                self.manager.call(now, partial(_undrain, block))
+            for block, how in list(brain.realm.closed.items()):
+                self.manager.call(now, partial(_restart if how == "stop" else _undrain, block))
         self.loop.plan(now + _LOOK_NS, self._mend)
 
     def _all_ready(self) -> bool:
         brain = self.manager.brain
         fleet = list(brain.crew.fleet)
         return (
-            brain.runner.current is None
+            not self.manager.away
+            and brain.runner.current is None
             and all(r.life.state == "ready" and not r.given_up for r in fleet)
             and len(fleet) == self.design.replicas
             # Who hangs, or has died while the Manager was late, may not have been found out yet:
