@@ -59,7 +59,7 @@ from blockflow.bench.options import result_path
 from blockflow.bench.pipeline import bound
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
-from blockflow.bench.turns import balanced
+from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError, SystemError_
@@ -153,17 +153,14 @@ class Bench:
         for batch, rounds in self._plan.batches.items():
             x = images(batch)
             bar = self._progress.add_task(f"batch {batch}", total=rounds + _WARM_UP)
-            ways: list[tuple[str, Callable[[], Sample]]] = [
-                (IN_PROCESS, partial(alone, other.whole, batch)),
-                (SUM, partial(alone, other.apart, batch)),
-                *((way, partial(once, client, way, x)) for way in WAYS),
-            ]
-            for n in range(-_WARM_UP, rounds):
-                for way, measure in balanced(ways, n):
-                    sample = measure()
-                    if n >= 0:
-                        samples.add(way, batch, sample)
-                self._progress.advance(bar)
+            ways: dict[str, Callable[[], Sample]] = {
+                IN_PROCESS: partial(alone, other.whole, batch),
+                SUM: partial(alone, other.apart, batch),
+                **{way: partial(once, client, way, x) for way in WAYS},
+            }
+            advance = partial(self._progress.advance, bar)
+            for way, found in in_turn(ways, rounds, advance, warm_up=_WARM_UP).items():
+                samples.ways.setdefault(way, {})[batch] = found
         for way in WAYS:
             samples.copies[way] = self._copies(client, way)
         return samples
@@ -212,17 +209,16 @@ class Bench:
     def _loads(self, client: Client) -> dict[str, Load]:
         """The bound and the ways saturated in turns, then each way with more than that."""
         plan, x = self._plan, images(1)
-        rates: dict[str, list[float]] = {arm: [] for arm in (BOUND, *WAYS)}
         bar = self._progress.add_task("saturation", total=plan.load_rounds)
-        arms = list(rates)
         best_bound(self._others, len(x), 0.0)  # all have been there once: then they begin together
-        for n in range(plan.load_rounds):
-            for arm in balanced(arms, n):
-                if arm == BOUND:
-                    rates[arm].append(best_bound(self._others, len(x), plan.load_s))
-                else:
-                    rates[arm].append(flood(client, arm, x, plan.load_s, _OUTSTANDING).rate)
-            self._progress.advance(bar)
+
+        def rate(arm: str) -> float:
+            if arm == BOUND:
+                return best_bound(self._others, len(x), plan.load_s)
+            return flood(client, arm, x, plan.load_s, _OUTSTANDING).rate
+
+        arms = {arm: partial(rate, arm) for arm in (BOUND, *WAYS)}
+        rates = in_turn(arms, plan.load_rounds, partial(self._progress.advance, bar))
         loads = {}
         for way in WAYS:
             before = self._memory(way)

@@ -4,8 +4,6 @@ Two processes take turns at a kernel. Each kernel comes, on the device, behind t
 an event that its process has shared; the hosts run ahead meanwhile, so that no waking of theirs
 counts. Beside it the same kernels in the same order in one process. The difference is the device's
 switch between two contexts, and is gone where NVIDIA's multi-process service makes one of the two.
-
-``python -m blockflow.bench.gpu_floor FD`` is the other process; :class:`Floor` has it.
 """
 
 from __future__ import annotations
@@ -13,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from blockflow.bench.grid import Grid, ms, with_bounds
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import difference_interval
-from blockflow.bench.turns import balanced
+from blockflow.bench.turns import in_turn
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, EventKind
 from blockflow.tensormq.memory import open_device
 
@@ -106,18 +105,14 @@ class Floor:
     def measure(self, rounds: int, repeats: int) -> dict[str, list[float]]:
         """Milliseconds per kernel: by way, a sample for each repeat; of ``rounds`` kernels of each
         process."""
-        ways: list[tuple[str, Callable[[int], None]]] = [
-            (ALONE, self._alone),
-            (IN_TURNS, self._in_turns),
-        ]
-        found: dict[str, list[float]] = {way: [] for way, _ in ways}
-        for n in range(-_WARM_UP, repeats):
-            for way, run in balanced(ways, n):
-                start = time.monotonic_ns()
-                run(rounds)
-                if n >= 0:
-                    found[way].append((time.monotonic_ns() - start) / 1e6 / (2 * rounds))
-        return found
+
+        def timed(run: Callable[[int], None]) -> float:
+            start = time.monotonic_ns()
+            run(rounds)
+            return (time.monotonic_ns() - start) / 1e6 / (2 * rounds)
+
+        ways = {ALONE: partial(timed, self._alone), IN_TURNS: partial(timed, self._in_turns)}
+        return in_turn(ways, repeats, lambda: None, warm_up=_WARM_UP)
 
     def _alone(self, rounds: int) -> None:
         for _ in range(2 * rounds):
@@ -159,7 +154,7 @@ def floor_grid(found: Iterable[Figure]) -> Grid:
     return Grid("The device from kernel to kernel", heads, rows, frozenset({"kernels of"}))
 
 
-def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     first = next(orders)
     kernels = Kernels(open_device(first["device"]), first["nbytes"])
     kernels.meet(bytes.fromhex(first["event"]))
@@ -169,12 +164,3 @@ def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
         say({})
     kernels.wait()
     kernels.close()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Obey until the socket closes."""
-    return obey(argv, _obey)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

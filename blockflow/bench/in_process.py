@@ -2,8 +2,7 @@
 
 This is what a pipeline of workers is compared to. It is a process of its own, so that it has the
 workers' allocator settings and shares its interpreter with nobody; several of them side by side are
-the bound for throughput. ``python -m blockflow.bench.in_process FD`` is that process; it obeys one
-JSON line at a time on the socket ``FD`` and ends with it.
+the bound for throughput.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.flight import Flight, rate_of
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.core.model import TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.registry import create_engine
@@ -206,7 +205,7 @@ def load(order: Mapping[str, Any]) -> Pipeline:
     return Pipeline(engines)
 
 
-def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     import torch
 
     with torch.inference_mode():
@@ -223,12 +222,3 @@ def _obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
                     say({"ms": pipeline.apart(rows)})
                 case _:
                     say({"rows_per_s": pipeline.rate(rows, question["seconds"])})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Obey until the socket closes."""
-    return obey(argv, _obey)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,6 +2,8 @@
 
 Both ends hold a socket; the other process ends when it closes, so that nothing outlives a benchmark
 that was killed. It has the workers' allocator settings and one thread unless told otherwise.
+``python -m blockflow.bench.other_process MODULE FD`` is that process: the module's ``obey`` gets
+the lines as they come, and answers.
 
 :func:`run_apart` and :func:`answer_apart` are the two ends of a process with one thing to do.
 """
@@ -13,8 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from blockflow.bench.closing import Closing
@@ -33,7 +36,7 @@ class OtherProcess(Closing):
     """The other process, seen from this one.
 
     Args:
-        module: what it runs; its ``main`` calls :func:`obey`.
+        module: what it runs: its ``obey`` takes the lines, and what answers (:data:`Say`).
         order: its first line. The constructor returns with its first answer.
         wait_s: for an answer, at most.
 
@@ -47,7 +50,7 @@ class OtherProcess(Closing):
 
     def __init__(self, module: str, order: Mapping[str, Any], *, wait_s: float = _WAIT_S) -> None:
         ours, theirs = socket.socketpair()
-        command = child_command(module, str(theirs.fileno()))
+        command = child_command("blockflow.bench.other_process", module, str(theirs.fileno()))
         with theirs:
             self._other = subprocess.Popen(
                 command, env=child_environment(), pass_fds=[theirs.fileno()]
@@ -152,21 +155,19 @@ def answer_apart(do: Callable[[], None]) -> int:
     return 0
 
 
-def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say], None]) -> int:
-    """In the other process: ``do`` gets the lines as they come, and answers.
-
-    A BlockFlowError that it raises is the last answer.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """In the other process: obey until the socket closes. A BlockFlowError is the last answer."""
     _leave_interrupts_to_the_other()
-    fd = int((argv or sys.argv[1:])[0])
-    with socket.socket(fileno=fd) as ours, ours.makefile("rw", encoding="utf-8") as lines:
+    module, fd = argv or sys.argv[1:]
+    obey = import_module(module).obey
+    with socket.socket(fileno=int(fd)) as ours, ours.makefile("rw", encoding="utf-8") as lines:
 
         def say(answer: Mapping[str, Any]) -> None:
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
 
         try:
-            do((json.loads(line) for line in iter(lines.readline, "")), say)
+            obey((json.loads(line) for line in iter(lines.readline, "")), say)
         except BlockFlowError as e:
             say({"error": e.to_dict()})
     return 0
@@ -175,3 +176,7 @@ def obey(argv: Sequence[str] | None, do: Callable[[Iterator[dict[str, Any]], Say
 def _leave_interrupts_to_the_other() -> None:
     """A terminal's Ctrl-C reaches both processes; this one ends when the other one wants it to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

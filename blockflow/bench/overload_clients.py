@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, replace
 from functools import partial
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.chaos.lag import Lag
-from blockflow.bench.closing import Closing
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.bench.overload_figures import Ended
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -34,7 +33,7 @@ _SPARE_S = 60.0
 """Beyond a load's own time, for whatever is late in it."""
 
 
-class Clients(Closing):
+class Clients(OtherProcess):
     """Seen from the benchmark's process.
 
     Args:
@@ -49,21 +48,17 @@ class Clients(Closing):
     def __init__(self, endpoint: str, seconds: float, deadline_s: float) -> None:
         order = {"endpoint": endpoint, "seconds": seconds, "deadline_s": deadline_s}
         wait_s = seconds + deadline_s + _SPARE_S
-        self._other = OtherProcess("blockflow.bench.overload_clients", order, wait_s=wait_s)
+        super().__init__("blockflow.bench.overload_clients", order, wait_s=wait_s)
 
     def capacity(self) -> float:
         """Answers per second to callers that each wait for theirs."""
-        self._other.ask()
-        return float(self._other.answer()["per_s"])
+        self.ask()
+        return float(self.answer()["per_s"])
 
     def offer(self, times: float, per_s: float) -> list[Ended]:
         """Send at random times, ``per_s`` a second; returns when every request has ended."""
-        self._other.ask(times=times, per_s=per_s)
-        return [Ended(*one) for one in self._other.answer()["ended"]]
-
-    def close(self) -> None:
-        """End the process."""
-        self._other.close()
+        self.ask(times=times, per_s=per_s)
+        return [Ended(*one) for one in self.answer()["ended"]]
 
 
 def capacity(client: Client, seconds: float) -> float:
@@ -131,7 +126,7 @@ def _input() -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.ones((1, 1024), np.float32)
 
 
-def _serve(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     plan = next(orders)
     seconds, deadline_s = float(plan["seconds"]), float(plan["deadline_s"])
     with Client(plan["endpoint"]) as client:
@@ -143,12 +138,3 @@ def _serve(orders: Iterator[dict[str, Any]], say: Say) -> None:
                 say({"ended": [[*astuple(e)] for e in ended]})
             else:
                 say({"per_s": capacity(client, seconds)})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Obey until the benchmark's process closes its end."""
-    return obey(argv, _serve)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

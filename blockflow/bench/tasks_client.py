@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.closing import Closing
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.client import Client
 from blockflow.core.errors import RequestError
 
@@ -75,18 +75,9 @@ def serve(client: Client, order: Mapping[str, Any]) -> dict[str, list[float]]:
     return {"first": first, "request": request, "refusal": refusal}
 
 
-def _serve(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     endpoint = next(orders)["endpoint"]
     say({})
     for order in orders:
         with Client(endpoint) as client:
             say(serve(client, order))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Obey until the benchmark's process closes its end."""
-    return obey(argv, _serve)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,6 +1,5 @@
 """The thesis's HTTP baseline: a CherryPy server of its own process, that sends back what it gets
-(section 4.1.2) or serves the whole model (section 4.2.2). ``python -m
-blockflow.bench.thesis.http_server FD`` is that process.
+(section 4.1.2) or serves the whole model (section 4.2.2).
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ import http.client
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cherrypy
@@ -19,7 +18,7 @@ from cheroot import wsgi
 
 from blockflow.bench.closing import Closing
 from blockflow.bench.in_process import Chain, Pipeline, load
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.core.errors import make_error
 
 BINARY, TEXT = "application/octet-stream", "application/json"
@@ -92,7 +91,7 @@ def make_server(app: App) -> wsgi.Server:
     return server
 
 
-def _serve(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     """In the other process: serve until the orders end."""
     order: Mapping[str, Any] = next(orders)
     with torch.inference_mode():
@@ -153,11 +152,3 @@ class HttpClient(Closing):
 
     def close(self) -> None:
         self._connection.close()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return obey(argv, _serve)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,7 +1,7 @@
 """The other end of a round trip: by ZeroMQ's REQ and REP (section 4.1.2), with frames or handles.
 
-Both sides are synchronous, one message at a time. ``python -m blockflow.bench.thesis.peers FD`` is
-the other process. A message is a kind and what it carries; the answer carries the same back.
+Both sides are synchronous, one message at a time. A message is a kind and what it carries; the
+answer carries the same back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from blockflow.bench.closing import Closing
-from blockflow.bench.other_process import OtherProcess, Say, obey
+from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.core.errors import make_error
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.janitor import RunDir
@@ -141,7 +141,7 @@ def _read(head: bytes, frame: zmq.Frame) -> TensorDesc:
     return desc
 
 
-def _answer(orders: Iterator[dict[str, Any]], say: Say) -> None:
+def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:
     """In the other process: answer until the orders end."""
     order: Mapping[str, Any] = next(orders)
     ends = Ends(Path(order["run_dir"]), _THEIRS, _OURS, order["nbytes"])
@@ -171,11 +171,3 @@ def _answer(orders: Iterator[dict[str, Any]], say: Say) -> None:
             case other:
                 ends.read(raw)
                 socket.send(ends.pack(y, copied=other == COPIED))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return obey(argv, _answer)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
