@@ -70,7 +70,7 @@ def calibration_figures(found: Steadiness) -> list[Figure]:
     values = (("begin", found.begin_ms, "ms"), ("end", found.end_ms, "ms"))
     return [
         *(Figure(NAME, when, None, value, None, value, unit, 1) for when, value, unit in values),
-        Figure(NAME, "spread", None, None, None, found.spread, "x", 1),
+        Figure.of(NAME, "spread", found.spread, "x"),
     ]
 
 

@@ -105,16 +105,13 @@ def measure(
         turns.append(deciding[-1] + told)
     labels = {"queued": queued, "tasks": tasks, "rows": round(statistics.fmean(rows or [0]), 1)}
     return [
-        Figure(
+        Figure.of(
             name,
             policy_name(spec) + (f", {lanes} lanes" if lanes > 1 else ""),
-            None,
-            None,
-            None,
             statistics.fmean(spent),
             "us",
             len(spent),
-            labels={**labels, "p99_us": round(percentile(spent, 99), 2)},
+            {**labels, "p99_us": round(percentile(spent, 99), 2)},
         )
         for name, spent in ((DECISION, deciding), (TURN, turns))
     ]

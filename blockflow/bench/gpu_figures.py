@@ -155,9 +155,7 @@ def latency_figures(found: Samples) -> list[Figure]:
             out.append(interval_figure(LESS, TENSORMQ, batch, less, "x", _MORE))
     for way, (to_device, to_host) in found.copies.items():
         for direction, value in (("in", to_device), ("out", to_host)):
-            out.append(
-                Figure(COPIES, way, None, None, None, value, "1", 1, labels={"way": direction})
-            )
+            out.append(Figure.of(COPIES, way, value, "1", 1, {"way": direction}))
     return out
 
 
@@ -195,7 +193,7 @@ def load_figures(loads: Mapping[str, Load]) -> list[Figure]:
             (ENERGY, load.mj_per_row, "mJ"),
         ):
             if value is not None:
-                out.append(Figure(name, way, None, None, None, value, unit, 1))
+                out.append(Figure.of(name, way, value, unit))
     return out
 
 
@@ -206,9 +204,7 @@ def client_figures(
     labels = {"clients": clients}
     return [
         latency_figure(CLIENTS, way, 1, samples_ms, labels),
-        Figure(
-            CLIENT_RATE, way, 1, None, None, rows_per_s, "rows/s", len(samples_ms), labels=labels
-        ),
+        Figure.of(CLIENT_RATE, way, rows_per_s, "rows/s", len(samples_ms), labels, batch=1),
     ]
 
 

@@ -99,7 +99,7 @@ def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[
     for (way, size), count in counted.items():
         labels = {"bytes": size, "condition": WARM}
         for name, value, unit in count.named():
-            out.append(Figure(name, way, None, None, None, value, unit, 1, labels=labels))
+            out.append(Figure.of(name, way, value, unit, 1, labels))
     return out
 
 

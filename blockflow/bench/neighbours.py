@@ -155,7 +155,7 @@ def measure(plan: Plan, say: Any) -> list[Figure]:
                     rounds = _rounds(plan, c, sender)
                 new = figures(way, rounds)
                 for code, count in sender.ended.items():
-                    new.append(Figure(OFFERED, f"{way}: {code}", 1, None, None, count, "", count))
+                    new.append(Figure.of(OFFERED, f"{way}: {code}", count, "", count, batch=1))
                 say(f"{way}: {', '.join(f'{f.value:.3g} {f.unit}' for f in new[:2])}")
                 found += new
     return found

@@ -105,7 +105,7 @@ class Load:
             early, late = [of(d) for d in first], [of(d) for d in second]
             labels = {"first half": percentile(early, 50), "max": max(early + late)}
             value = percentile(late, 50)
-            out.append(Figure(name, self.label, 1, None, None, value, "1", n, labels=labels))
+            out.append(Figure.of(name, self.label, value, "1", n, labels, batch=1))
         return out
 
 
@@ -121,9 +121,7 @@ def figures(loads: Sequence[Load], memory: Memory) -> list[Figure]:
         labels |= {"offered": round(load.offered, 2), "limit": load.limit, "times": load.times}
         labels |= {"seconds": load.seconds, "started_s": round(load.started_s, 2)}
         ok = load.per_s("ok")
-        out.append(
-            Figure(GOODPUT, load.label, 1, None, None, ok, "1/s", len(load.ended), labels=labels)
-        )
+        out.append(Figure.of(GOODPUT, load.label, ok, "1/s", len(load.ended), labels, batch=1))
         for name, outcome in ((ANSWER, "ok"), (REJECTION, "rejected")):
             took = load.took_ms(outcome)
             if took:
@@ -133,7 +131,7 @@ def figures(loads: Sequence[Load], memory: Memory) -> list[Figure]:
         out += load.depth_figures()
     for at, mib in memory:
         labels = {"at_s": round(at, 2)}
-        out.append(Figure(MEMORY, "all", None, None, None, mib, "MiB", 1, labels=labels))
+        out.append(Figure.of(MEMORY, "all", mib, "MiB", 1, labels))
     return out
 
 

@@ -118,7 +118,7 @@ class Bench:
             problem = self._prepared[label]
             if problem is not None:
                 tags["reason"] = f"{problem.code}: {problem.message}"
-                none = Figure(NOT_RUN, label, None, None, None, 0.0, "1", 0, labels=tags)
+                none = Figure.of(NOT_RUN, label, 0.0, "1", 0, tags)
                 self.found.append(none)
                 continue
             self._contend(contender, tags)

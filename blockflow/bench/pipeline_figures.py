@@ -146,11 +146,9 @@ class Series:
                 out.append(interval_figure(TO_BOUND, way, self.rows, ratio, "x", labels))
         for way, count in self.counted.items():
             for name, value, unit in count.named():
-                out.append(
-                    Figure(name, way, self.rows, None, None, value, unit, 1, labels=self.tags)
-                )
+                out.append(Figure.of(name, way, value, unit, 1, self.tags, batch=self.rows))
         for way, mib in self.memory.items():
-            out.append(Figure(MEMORY, way, self.rows, None, None, mib, "MiB", 1, labels=self.tags))
+            out.append(Figure.of(MEMORY, way, mib, "MiB", 1, self.tags, batch=self.rows))
         return out
 
     def _latency(self, way: str) -> list[Figure]:

@@ -179,9 +179,9 @@ def figures(found: dict[str, Found], seats: int) -> list[Figure]:
     out = []
     for model, one in found.items():
         tags = {"model": model, "replicas": seats}
-        out.append(Figure(STATE, model, None, None, None, one.state, "MiB", 1, labels=tags))
+        out.append(Figure.of(STATE, model, one.state, "MiB", 1, tags))
         for way, mib in one.memory.items():
-            out.append(Figure(PSS, way, None, None, None, mib, "MiB", seats, labels=tags))
+            out.append(Figure.of(PSS, way, mib, "MiB", seats, tags))
         out += [latency_figure(LOAD, w, None, times, tags) for w, times in one.loads.items()]
         for rows, ways in one.rates.items():
             out += [

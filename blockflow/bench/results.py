@@ -88,6 +88,20 @@ class Figure:
         return out
 
     @classmethod
+    def of(
+        cls,
+        name: str,
+        mode: str,
+        value: float,
+        unit: str,
+        n: int = 1,
+        labels: Mapping[str, Any] | None = None,
+        batch: int | None = None,
+    ) -> Figure:
+        """A number that is counted or looked at once: no percentiles, and no interval."""
+        return cls(name, mode, batch, None, None, value, unit, n, labels=labels or {})
+
+    @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figure:
         """Inverse of :meth:`to_dict`; fields that a figure does not have are passed over."""
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
@@ -297,19 +311,8 @@ def interval_figure(
     labels: Mapping[str, Any] | None = None,
 ) -> Figure:
     """A ratio, a rate or another number with its interval."""
-    return Figure(
-        name,
-        mode,
-        batch,
-        None,
-        None,
-        found.value,
-        unit,
-        found.n,
-        low=found.low,
-        high=found.high,
-        labels=labels or {},
-    )
+    made = Figure.of(name, mode, found.value, unit, found.n, labels, batch)
+    return replace(made, low=found.low, high=found.high)
 
 
 def figure_table(title: str, figures: Iterable[Figure]) -> Table:

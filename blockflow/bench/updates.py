@@ -183,7 +183,7 @@ def figures(found: Run) -> list[Figure]:
     ledger = found.ledger
 
     def count(name: str, n: int, unit: str) -> Figure:
-        return Figure(name, TASK, None, None, None, float(n), unit, n)
+        return Figure.of(name, TASK, float(n), unit, n)
 
     times = {
         "update": [float(u["duration_ms"]) for u in found.updates],

@@ -76,5 +76,5 @@ def start_figures(starts: Sequence[Mapping[str, float]]) -> list[Figure]:
     ]
     sizes = [s["uss_mib"] for s in starts if "uss_mib" in s]
     if sizes:
-        out.append(Figure(USS, "tensormq", None, None, None, max(sizes), "MiB", len(sizes)))
+        out.append(Figure.of(USS, "tensormq", max(sizes), "MiB", len(sizes)))
     return out

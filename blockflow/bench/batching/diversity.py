@@ -188,19 +188,7 @@ def _tuned(ladder: Ladder, windows: Mapping[str, Policy], bound_ms: float) -> Tu
                 "chosen": name == best,
             }
             mean = sum(times) / len(times) if times else 0.0
-            found.append(
-                Figure(
-                    CANDIDATE,
-                    DELAYED[base],
-                    None,
-                    None,
-                    None,
-                    mean,
-                    "ms",
-                    len(times),
-                    labels=labels,
-                )
-            )
+            found.append(Figure.of(CANDIDATE, DELAYED[base], mean, "ms", len(times), labels))
     return Tuning(delays, knees, found)
 
 

@@ -340,7 +340,7 @@ def ratio_figure(
 
 def note(experiment: str, text: str) -> Figure:
     """Something a reader must know, beside the tables."""
-    return Figure(NOTE, text, None, None, None, 0.0, "1", 0, labels={"experiment": experiment})
+    return Figure.of(NOTE, text, 0.0, "1", 0, {"experiment": experiment})
 
 
 def load_verdicts(

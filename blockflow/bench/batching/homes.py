@@ -161,7 +161,7 @@ def memory_figures(plan: Plan, rig: Rig, experiment: str, homes: Collection[str]
         for kind, size in sizes.items():
             labels = {"experiment": experiment, "kind": kind}
             mib = size / 2**20
-            out.append(Figure(MEMORY, home, None, None, None, mib, "MiB", len(pids), labels=labels))
+            out.append(Figure.of(MEMORY, home, mib, "MiB", len(pids), labels))
         pss[home], weights[home] = float(found.pss), float(found.state)
     labels = {"experiment": experiment}
     value = pss[SHARED_HOME] / pss[FULL_HOME]

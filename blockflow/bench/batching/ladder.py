@@ -200,10 +200,7 @@ class Ladder:
         if not self.lengths:
             values += (("full batches served, to the blocks in turn", self.stretch(self.batch)),)
         labels = {"experiment": self.experiment}
-        found = [
-            Figure(SERVED, mode, 1, None, None, value, "x", 1, labels=labels)
-            for mode, value in values
-        ]
+        found = [Figure.of(SERVED, mode, value, "x", 1, labels, batch=1) for mode, value in values]
         if self.stretch(1) < _NOT_FASTER:
             text = (
                 f"a row takes {self.stretch(1):.2f} times its profile's time: nothing is served "
@@ -314,8 +311,7 @@ class Ladder:
             (SIMULATED_OVER, 100 * fmean(r.over for r in runs), "%"),
         )
         return [
-            Figure(name, arm, None, None, None, value, unit, len(runs), labels=labels)
-            for name, value, unit in values
+            Figure.of(name, arm, value, unit, len(runs), labels) for name, value, unit in values
         ]
 
     def _lengths(self) -> Sizes | None:

@@ -116,9 +116,7 @@ def _over(
         ]
         over = 100 * fmean(r.over for r in runs)
         labels = {**ladder.labels(load, rate), "stretch": stretch}
-        out.append(
-            Figure(SIMULATED_OVER, STRETCHED, None, None, None, over, "%", len(runs), labels=labels)
-        )
+        out.append(Figure.of(SIMULATED_OVER, STRETCHED, over, "%", len(runs), labels))
         if measured[OVER, load].value < _TOLD and load != LBCI_PAPER_OVER[0]:
             continue
         wait, compute = (fmean(getattr(r.times, of) for r in runs) for of in _PARTS)

@@ -219,7 +219,7 @@ def _rows(case: Case) -> list[Figure]:
         for b in profile.rows_measured():
             labels = {"experiment": REASONS, "model": case.name, "rows": b}
             ms = profile.ms(b) / b
-            out.append(Figure(ROW, profile.block, b, None, None, ms, "ms", 1, labels=labels))
+            out.append(Figure.of(ROW, profile.block, ms, "ms", 1, labels, batch=b))
     return out
 
 
@@ -232,7 +232,7 @@ def _splits(case: Case) -> list[Figure]:
         while n <= case.batch:
             labels = {"experiment": REASONS, "model": case.name, "rows": n}
             value = split_gain(lines, level, n)
-            out.append(Figure(SPLIT, profile.block, n, None, None, value, "x", 1, labels=labels))
+            out.append(Figure.of(SPLIT, profile.block, value, "x", 1, labels, batch=n))
             n *= 2
     return out
 
@@ -249,7 +249,7 @@ def _load(case: Case, load: str, share: float, queries: int) -> list[Figure]:
         run = runner.run(_CELL)
         means[arm] = run.times.mean_ms
         for name, value in ((SIMULATED, run.times.mean_ms), (SIMULATED_TAIL, run.times.p99_ms)):
-            figure = Figure(name, arm, None, None, None, value, "ms", run.results, labels=labels)
+            figure = Figure.of(name, arm, value, "ms", run.results, labels)
             out.append(figure)
         if not arrivals:
             arrivals = [q.at_ns / 1e6 for q in runner.workload(_CELL).queries()]
@@ -263,10 +263,7 @@ def _load(case: Case, load: str, share: float, queries: int) -> list[Figure]:
         ratios[BEST] = best_mean(lines, rate / 1e3) / zerobatch_mean(lines, rate / 1e3)
     told = DVABATCH_PAPER[TIME_RATIO, load, ZEROBATCH]
     more = {**labels, "base": ZEROBATCH, "paper": round(1 + told, 4)}
-    return out + [
-        Figure(TIME_RATIO, arm, None, None, None, ratio, "x", 1, labels=more)
-        for arm, ratio in ratios.items()
-    ]
+    return out + [Figure.of(TIME_RATIO, arm, ratio, "x", 1, more) for arm, ratio in ratios.items()]
 
 
 def _peaks(case: Case, queries: int) -> list[Figure]:
@@ -285,13 +282,12 @@ def _peaks(case: Case, queries: int) -> list[Figure]:
                 high = rate
         peaks[arm] = low
     out = [
-        Figure(SIMULATED_PEAK, arm, None, None, None, peak, "1/s", queries, labels=labels)
-        for arm, peak in peaks.items()
+        Figure.of(SIMULATED_PEAK, arm, peak, "1/s", queries, labels) for arm, peak in peaks.items()
     ]
     base = peaks[ZEROBATCH]
     more = {**labels, "base": ZEROBATCH}
     return out + [
-        Figure(PEAK_RATIO, arm, None, None, None, peak / base, "x", queries, labels=more)
+        Figure.of(PEAK_RATIO, arm, peak / base, "x", queries, more)
         for arm, peak in peaks.items()
         if base and arm != ZEROBATCH
     ]
@@ -348,5 +344,5 @@ def _multi_sample(profiles: Sequence[StageProfile], gap: float, tests: int) -> l
         for name, arm in kinds:
             ratio = ends[arm] / ends[SERIAL]
             more = {**labels, "base": SERIAL, "paper": told}
-            out.append(Figure(name, arm, None, None, None, ratio, "x", tests, labels=more))
+            out.append(Figure.of(name, arm, ratio, "x", tests, more))
     return out

@@ -57,16 +57,13 @@ class Tally:
     def figures(self, experiment: str) -> list[Figure]:
         """How many visits were disturbed, and a sentence for people."""
         told = [
-            Figure(
+            Figure.of(
                 DISTURBED,
                 mode,
-                None,
-                None,
-                None,
                 float(len(which)),
                 "1",
                 self.visits,
-                labels={"experiment": experiment, "which": which},
+                {"experiment": experiment, "which": which},
             )
             for mode, which in (("discarded", self.discarded), ("kept", self.kept))
         ]

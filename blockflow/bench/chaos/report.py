@@ -57,7 +57,7 @@ def figures(found: Findings) -> list[Figure]:
     n = ledger.sent_count
 
     def count(name: str, mode: str, value: float, unit: str, of: int = n) -> Figure:
-        return Figure(name, mode, None, None, None, float(value), unit, of)
+        return Figure.of(name, mode, float(value), unit, of)
 
     out = [
         count(REQUESTS, "all", n, "requests"),
@@ -99,9 +99,9 @@ def _without_manager(found: Findings) -> list[Figure]:
     empty = sum(bool(of) and not answers for answers, of in pairs)
     many = len(found.takeovers)
     return [
-        Figure(SERVED, AWAY, None, None, None, float(served), "requests", asked),
-        Figure(SERVED, UNSERVED, None, None, None, float(empty), "1", many),
-        Figure(SERVED, ABANDONED, None, None, None, float(many - len(gaps)), "1", many),
+        Figure.of(SERVED, AWAY, float(served), "requests", asked),
+        Figure.of(SERVED, UNSERVED, float(empty), "1", many),
+        Figure.of(SERVED, ABANDONED, float(many - len(gaps)), "1", many),
     ]
 
 
@@ -114,7 +114,7 @@ def _memory_figures(memory: Sequence[MemorySample]) -> list[Figure]:
     first, last = memory[:quarter], memory[-quarter:]
 
     def median(mode: str, name: str, values: Sequence[float], unit: str) -> Figure:
-        return Figure(name, mode, None, None, None, percentile(values, 50), unit, many)
+        return Figure.of(name, mode, percentile(values, 50), unit, many)
 
     out = [
         median("first quarter", "RSS", [s.rss / 2**20 for s in first], "MiB"),
@@ -153,7 +153,7 @@ def _timeline(found: Findings) -> list[Figure]:
             labels["rss"] = round(sample.rss / 2**20, 1)
             labels["shared"] = round(sample.run_dir / 2**20, 2)
         rate = good[i] / step
-        out.append(Figure(TIMELINE, "all", None, None, None, rate, "1/s", good[i], labels=labels))
+        out.append(Figure.of(TIMELINE, "all", rate, "1/s", good[i], labels))
     return out
 
 

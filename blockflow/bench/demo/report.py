@@ -162,29 +162,27 @@ def figures(deployments: Sequence[Deployment], whole_run_s: float | None = None)
     if whole_run_s is not None:
         verdict = judge_value(whole_run_s, AIM_S)
         labels = {"goal": AIM_S, "verdict": str(verdict)}
-        out.append(Figure(WHOLE_RUN, "all", None, None, None, whole_run_s, "s", 1, labels=labels))
+        out.append(Figure.of(WHOLE_RUN, "all", whole_run_s, "s", 1, labels))
     for d in deployments:
         for name, task in d.tasks.items():
             mode = f"{d.name}/{name}"
             n = task.images
             share = task.accuracy * 100
-            out.append(
-                Figure("accuracy", mode, 1, None, None, share, "%", n, labels=MORE_IS_BETTER)
-            )
+            out.append(Figure.of("accuracy", mode, share, "%", n, MORE_IS_BETTER, batch=1))
             out.append(latency_figure("latency", mode, 1, task.latencies_ms))
-            out.append(Figure("throughput", mode, 1, None, None, task.per_second, "1/s", n))
+            out.append(Figure.of("throughput", mode, task.per_second, "1/s", n, batch=1))
         if d.joint is not None:
             mode = f"{d.name}/all"
             out.append(latency_figure("latency", mode, 1, d.joint.latencies_ms))
             rate, n = d.joint.per_second, d.joint.images
-            out.append(Figure("throughput", mode, 1, None, None, rate, "1/s", n))
+            out.append(Figure.of("throughput", mode, rate, "1/s", n, batch=1))
         for b in block_means(d):
             for part in ("transit", "wait", "overhead", "compute"):
                 value = float(getattr(b, f"{part}_ms"))
-                out.append(Figure(part, f"{d.name}/{b.block}", 1, None, None, value, "ms", b.count))
+                out.append(Figure.of(part, f"{d.name}/{b.block}", value, "ms", b.count, batch=1))
         for part in ("state", "uss", "pss"):
             size = getattr(d.memory, part) / MIB
-            out.append(Figure(part, d.name, None, None, None, size, "MiB", d.memory.workers))
+            out.append(Figure.of(part, d.name, size, "MiB", d.memory.workers))
     return out
 
 

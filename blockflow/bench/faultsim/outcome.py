@@ -87,7 +87,7 @@ def figures(found: Iterable[Found]) -> list[Figure]:
     n = len(runs)
 
     def figure(name: str, mode: str, value: float, unit: str) -> Figure:
-        return Figure(name, mode, None, None, None, value, unit, n)
+        return Figure.of(name, mode, value, unit, n)
 
     known = dict.fromkeys((*KINDS, *sorted(faults)))
     return [

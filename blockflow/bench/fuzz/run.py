@@ -236,7 +236,7 @@ def figures(decoded: Report, system: Report) -> list[Figure]:
     """For the result file: what was sent, what failed, what grew."""
 
     def figure(name: str, mode: str, value: float, unit: str, n: int) -> Figure:
-        return Figure(name, mode, None, None, None, float(value), unit, n)
+        return Figure.of(name, mode, float(value), unit, n)
 
     out = [
         figure(names.FRAMES, f"decoder {name}", count, "frames", count)

@@ -51,16 +51,9 @@ def figures_of(document: Document) -> list[Figure]:
         if r["mode"] == "performance":
             found += [_run(r, tasks), *_targets(r, tasks), *_blocks(r, tasks), *_batches(r, tasks)]
         found += [
-            Figure(
-                ACCURACY,
-                a["task"],
-                None,
-                None,
-                None,
-                100 * a["top1"],
-                "%",
-                a["rows"],
-                labels={
+            Figure.of(
+                *(ACCURACY, a["task"], 100 * a["top1"], "%", a["rows"]),
+                {
                     "top5": None if a["top5"] is None else 100 * a["top5"],
                     "missing": a["missing"],
                     "scenario": r["scenario"],
@@ -140,16 +133,10 @@ def _hardest(tasks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _targets(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     return [
-        Figure(
-            TARGET,
-            t["task"],
-            None,
-            None,
-            None,
-            0.0 if t["seen_ms"] is None else t["seen_ms"],
-            "" if t["seen_ms"] is None else "ms",
+        Figure.of(
+            *(TARGET, t["task"], t["seen_ms"] or 0.0, "" if t["seen_ms"] is None else "ms"),
             t["samples"],
-            labels={
+            {
                 **_which(r, tasks),
                 "percentile": 100 * t["percentile"],
                 "bound_ms": t["bound_ms"],
@@ -164,16 +151,13 @@ def _targets(r: Mapping[str, Any], tasks: str) -> list[Figure]:
 
 def _blocks(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     return [
-        Figure(
+        Figure.of(
             BLOCK,
             b["block"],
-            None,
-            None,
-            None,
             sum(b[f"{part}_ms"] for part in PARTS),
             "ms",
             b["count"],
-            labels={**_which(r, tasks), **{part: b[f"{part}_ms"] for part in PARTS}},
+            {**_which(r, tasks), **{part: b[f"{part}_ms"] for part in PARTS}},
         )
         for b in r["blocks"]
     ]
@@ -202,17 +186,7 @@ def run_of(f: Figure) -> tuple[object, ...]:
 
 def _batches(r: Mapping[str, Any], tasks: str) -> list[Figure]:
     return [
-        Figure(
-            BATCH,
-            b["block"],
-            None,
-            None,
-            None,
-            b["mean"],
-            "rows",
-            b["batches"],
-            labels=_which(r, tasks),
-        )
+        Figure.of(BATCH, b["block"], b["mean"], "rows", b["batches"], _which(r, tasks))
         for b in r["batches"]
     ]
 
@@ -228,7 +202,7 @@ def _validation(v: Mapping[str, Any]) -> Figure:
         )  # fmt: skip
     compared = v.get("compared", 0)
     share = 100 * (compared - v["differing"]) / compared if compared else 0.0
-    return Figure(VALIDATION, v["test"], None, None, None, share, "%", compared, labels=labels)
+    return Figure.of(VALIDATION, v["test"], share, "%", compared, labels)
 
 
 def gather(outs: Sequence[Path], target: Path) -> int:

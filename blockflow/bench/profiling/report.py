@@ -162,7 +162,7 @@ def figures(measured: Measured) -> list[Figure]:
             )
         if outcome.error is not None:
             name = f"{measured.name}: {candidate.label}"
-            out.append(Figure("error", name, None, None, None, outcome.error, "", 1, labels=base))
+            out.append(Figure.of("error", name, outcome.error, "", 1, base))
     return out
 
 

@@ -58,7 +58,7 @@ def measure(folder: Path, rounds: int, say: Callable[[str], None]) -> list[Figur
             strays = {p for p in family if p.is_running()} | bearers(old_mark)
             left += old.run_dir.exists() + len(strays)
     return [
-        Figure(names.LEFT, names.AFTER_ALL, None, None, None, float(left), "1", rounds),
+        Figure.of(names.LEFT, names.AFTER_ALL, float(left), "1", rounds),
         timed(names.BACK, "all", back_ms),
     ]
 

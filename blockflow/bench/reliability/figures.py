@@ -42,7 +42,7 @@ def timed(name: str, mode: str, samples_ms: Sequence[float]) -> Figure:
 
 def counted(name: str, value: float, of: int, labels: Mapping[str, Any] | None = None) -> Figure:
     """So many of so many."""
-    return Figure(COUNT, name, None, None, None, float(value), "1", of, labels=labels or {})
+    return Figure.of(COUNT, name, float(value), "1", of, labels or {})
 
 
 def jain(shares: Sequence[float]) -> float:

@@ -150,4 +150,4 @@ def settled(
     while any((found := left(before, see())).values()) and time.monotonic() < end:
         time.sleep(0.1)
     total = float(sum(found.values()))
-    return Figure(LEFT, mode, None, None, None, total, "1", deaths, labels=found)
+    return Figure.of(LEFT, mode, total, "1", deaths, found)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, lag = calibrate(), Lag()
     found = measure(parts, quick=args.quick, console=console)
     worst_ms = 1e3 * lag.stop().worst_s
-    found.append(Figure("lag", "worst", None, None, None, worst_ms, "ms", 1))
+    found.append(Figure.of("lag", "worst", worst_ms, "ms"))
     found += calibration_figures(compare(before, calibrate()))
     console.print(figure_table("reliability", found))
     whole = len(parts) == len(_PARTS)

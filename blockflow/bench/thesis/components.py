@@ -128,7 +128,7 @@ def _pipelines(overheads: Rounds, inferences: Rounds, settings: Settings) -> Ite
         yield thesis(made, _OVERHEAD_MS[way], _TEXT)
         times = overheads.of(way)
         spread = percentile(times, 90) - percentile(times, 10)
-        yield Figure(SPREAD, way, 1, None, None, spread, "ms", len(times), labels=settings.labels)
+        yield Figure.of(SPREAD, way, spread, "ms", len(times), settings.labels, batch=1)
     for name, rounds, printed in (
         (PIPELINE_OVERHEAD, overheads, round(_OVERHEAD_MS[ZEROMQ] / _OVERHEAD_MS[TENSORMQ], 1)),
         (PIPELINE_INFERENCE, inferences, 1.0),

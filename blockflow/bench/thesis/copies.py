@@ -245,13 +245,13 @@ def _moved_figures(
     settings: Settings,
 ) -> Iterator[Figure]:
     labels = settings.labels
-    made = Figure(FIRST, ZEROMQ, 1, None, None, first / _MB, "MB", 1, labels=labels)
+    made = Figure.of(FIRST, ZEROMQ, first / _MB, "MB", 1, labels, batch=1)
     yield thesis(made, _FIRST_MB, _SOURCE, "the thesis's is over PCIe")
     for way in WAYS:
-        yield Figure(ENGINE, way, 1, None, None, engine[way] / _MB, "MB", 1, labels=labels)
+        yield Figure.of(ENGINE, way, engine[way] / _MB, "MB", 1, labels, batch=1)
     for way, directions in over.items():
         for name, value in zip((TO_DEVICE, TO_HOST), directions, strict=True):
-            made = Figure(name, way, 1, None, None, value / _MB, "MB", 1, labels=labels)
+            made = Figure.of(name, way, value / _MB, "MB", 1, labels, batch=1)
             yield thesis(made, 0.0 if way == TENSORMQ else None, _SOURCE)
 
 

@@ -148,7 +148,7 @@ def figures_of(
         out.append(thesis(figure, row.process if row else None, SOURCE, unit=THESIS_UNIT))
         figure = interval_figure(OWN, block, None, own, "MiB", labels)
         out.append(thesis(figure, row.reserved if row else None, SOURCE, unit=THESIS_UNIT))
-        out.append(Figure(STATE, block, None, None, None, state, "MiB", 1, labels=labels))
+        out.append(Figure.of(STATE, block, state, "MiB", 1, labels))
     cost = interval_figure(COST, "", None, cost_of(found), "MiB", labels)
     return [*out, thesis(cost, THESIS_COST, "figure 4.14", unit=THESIS_UNIT)]
 

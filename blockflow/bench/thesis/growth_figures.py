@@ -179,11 +179,11 @@ class Growth:
             labels = {**self._labels, "noise": way.noise, "goal": GOAL, "verdict": way.verdict}
             figure = interval_figure(PAST_RATIO, name, 1, way.ratio, "x", labels)
             out.append(thesis(figure, None, _SOURCE, _GREW if name == TENSORMQ else ""))
-            out.append(Figure(FIRST, name, 1, None, None, way.once, "MiB", 1, labels=self._labels))
+            out.append(Figure.of(FIRST, name, way.once, "MiB", 1, self._labels, batch=1))
             if len(way.long) >= _THIRDS:
                 grown = growth_mib(way.long)
                 labels = {**self._labels, "seconds": round(way.long[-1][0], 1)}
-                out.append(Figure(LONG, name, 1, None, None, grown, "MiB", 1, labels=labels))
+                out.append(Figure.of(LONG, name, grown, "MiB", 1, labels, batch=1))
         return out
 
     def grid(self) -> Grid:

@@ -115,7 +115,7 @@ def findings(
             made = latency_figure(TIME, form, 1, times, labels)
             figures.append(thesis(made, row.ms if row else None, SOURCE))
             spread = stdev(times) if len(times) > 1 else 0.0
-            made = Figure(STD, form, 1, None, None, spread, "ms", len(times), labels=labels)
+            made = Figure.of(STD, form, spread, "ms", len(times), labels, batch=1)
             figures.append(thesis(made, row.std_ms if row else None, SOURCE))
             share = median_interval([one[i] / sum(one) * 100 for one in kept])
             made = interval_figure(SHARE, form, 1, share, "%", labels)
@@ -125,11 +125,11 @@ def findings(
     scripted = cut(SCRIPTED)
     for block, size in zip(blocks, sizes, strict=True):
         labels = {**settings.labels, "block": block}
-        made = Figure(ALLOCATED, block, None, None, None, size.megabytes, "MB", 1, labels=labels)
+        made = Figure.of(ALLOCATED, block, size.megabytes, "MB", 1, labels)
         row = scripted.get(block)
         figures.append(thesis(made, row.allocated if row else None, SOURCE))
         millions = size.parameters / 1e6
-        made = Figure(SIZE, block, None, None, None, millions, "million", 1, labels=labels)
+        made = Figure.of(SIZE, block, millions, "million", 1, labels)
         figures.append(thesis(made, None, "figure 4.2"))
     tables = [_time_grid(figures, blocks), _size_grid(figures)]
     if memory is not None:

@@ -148,7 +148,7 @@ class Sweep:
                 out.append(thesis(figure, printed, _SOURCE, "97 to 125 of 160" if printed else ""))
             kept = self.keeps_up(way)
             if kept is not None:
-                made = Figure(KEEPS_UP, way, 1, None, None, kept[1], "1/s", len(self._calm))
+                made = Figure.of(KEEPS_UP, way, kept[1], "1/s", len(self._calm), batch=1)
                 out.append(replace(made, labels=self._labels))
         ratio = self.ratio
         if ratio is not None:
