@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockflow.bench.demo.report import AIM_S, WHOLE_RUN
-from blockflow.bench.grid import Grid, digits, ms
+from blockflow.bench.grid import Grid, Rows, digits, ms
 from blockflow.bench.reliability.promise import NOT_MEASURED
 from blockflow.bench.results import Figure
 
@@ -13,19 +13,17 @@ from blockflow.bench.results import Figure
 def demo_task_grid(found: Sequence[Figure]) -> Grid:
     """One row per deployment and task."""
     by = {(f.name, f.mode): f for f in found}
-    rows = []
+    rows = Rows()
     for mode in dict.fromkeys(f.mode for f in found if f.name == "latency"):
         right, latency = by.get(("accuracy", mode)), by["latency", mode]
         rate = by.get(("throughput", mode))
-        rows.append(
-            (
-                *mode.split("/", 1),
-                f"{right.value:.2f}" if right else "",
-                ms(latency.p50_ms),
-                ms(latency.p99_ms),
-                digits(rate.value) if rate else "",
-                str(latency.n),
-            )
+        rows.row(
+            *mode.split("/", 1),
+            f"{right.value:.2f}" if right else "",
+            ms(latency.p50_ms),
+            ms(latency.p99_ms),
+            digits(rate.value) if rate else "",
+            str(latency.n),
         )
     heads = ("deployment", "task", "right, %", "p50 ms", "p99 ms", "requests/s", "n")
     return Grid("The demo's tasks", heads, rows, frozenset(heads[:2]))

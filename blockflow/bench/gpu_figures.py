@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from blockflow.bench.grid import BREAK, Grid, digits, ms, with_bounds
+from blockflow.bench.grid import Grid, Rows, digits, ms, with_bounds
 from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import (
     Interval,
@@ -215,26 +215,24 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
     """One row per batch and way."""
     by = {(f.name, f.mode, f.batch): f for f in found}
     batches = sorted({f[2] for f in by if f[0] == LATENCY and f[2] is not None})
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for batch in batches:
+        rows.section(batch)
         for way in (IN_PROCESS, SUM, *WAYS):
             latency = by.get((LATENCY, way, batch))
             if latency is None:
                 continue
             hop, ratio = by.get((HOP, way, batch)), by.get((RATIO, way, batch))
             edge = by.get((EDGE, way, batch))
-            rows.append(
-                (
-                    str(batch),
-                    way,
-                    ms(latency.p50_ms),
-                    ms(latency.p90_ms),
-                    "" if hop is None else with_bounds(hop.value, hop.low, hop.high),
-                    "" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
-                    "" if edge is None else ms(edge.p50_ms),
-                )
+            rows.row(
+                str(batch),
+                way,
+                ms(latency.p50_ms),
+                ms(latency.p90_ms),
+                "" if hop is None else with_bounds(hop.value, hop.low, hop.high),
+                "" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
+                "" if edge is None else ms(edge.p50_ms),
             )
-        rows.append(BREAK)
     heads = ("rows", "way", "p50 ms", "p90 ms", "per hop ms", "to in-process", "edge")
     return Grid("ResNet-50 in 4 blocks on one GPU, one client", heads, rows, frozenset({"way"}))
 

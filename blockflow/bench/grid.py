@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -18,6 +18,21 @@ BREAK: tuple[str, ...] = ()
 """A row that parts sections on a terminal; a document shows none."""
 
 _WIDEST = 10_000
+
+
+class Rows(list[tuple[str, ...]]):
+    """Of a grid, one after the other."""
+
+    _section: Any = None
+
+    def row(self, *cells: str) -> None:
+        self.append(cells)
+
+    def section(self, of: Any) -> None:
+        """What comes now is of this: a break, where what came before was of something else."""
+        if self and of != self._section:
+            self.append(BREAK)
+        self._section = of
 
 
 @dataclass(frozen=True, slots=True)

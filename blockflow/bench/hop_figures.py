@@ -10,7 +10,7 @@ from typing import Any
 from blockflow.bench import legs
 from blockflow.bench.calibration import steadiness_of
 from blockflow.bench.echo_chain import CONDITIONS, HANDLES, MIDDLES, SHORT, WARM, WAYS, HopSample
-from blockflow.bench.grid import BREAK, Grid, bounds, ms, size_text, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import LESS_IS_BETTER, Figure, bursts_figure, interval_figure
 from blockflow.bench.statistics import (
@@ -143,23 +143,18 @@ def _paired(tracks: Tracks, base: Key, other: Key) -> tuple[list[float], list[fl
 def time_grid(found: Iterable[Figure]) -> Grid:
     """One row per size and way; the conditions are columns."""
     index = _Index(found)
-    rows: list[tuple[str, ...]] = []
-    last = 0
+    rows = Rows()
     for size, way in index.keys:
-        if rows and size != last:
-            rows.append(BREAK)
-        last = size
+        rows.section(size)
         warm = index.at(HOP, way, size)
         others = (index.at(HOP, way, size, condition) for condition in list(CONDITIONS)[1:])
-        rows.append(
-            (
-                size_text(size) if size else "",
-                way,
-                ms(warm.p50_ms if warm else None),
-                bounds(warm.p10_ms, warm.p90_ms) if warm else "",
-                *(ms(f.p50_ms if f else None) for f in others),
-                str(warm.n) if warm else "",
-            )
+        rows.row(
+            size_text(size) if size else "",
+            way,
+            ms(warm.p50_ms if warm else None),
+            bounds(warm.p10_ms, warm.p90_ms) if warm else "",
+            *(ms(f.p50_ms if f else None) for f in others),
+            str(warm.n) if warm else "",
         )
     heads = ("size", "way", "warm", "p10-p90", *list(CONDITIONS)[1:], "n")
     return Grid("One hop, ms", heads, rows, frozenset({"way"}))
@@ -168,7 +163,7 @@ def time_grid(found: Iterable[Figure]) -> Grid:
 def check_grid(found: Iterable[Figure]) -> Grid:
     """Warm: the hop as accounted beside the slope and the bare message; what was copied."""
     index = _Index(found)
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for size, way in index.keys:
         warm, slope = index.at(HOP, way, size), index.at(SLOPE, way, size)
         ratio, apart = index.at(TO_BARE, way, size), index.at(AGREE, way, size)
@@ -176,17 +171,15 @@ def check_grid(found: Iterable[Figure]) -> Grid:
         sent = index.at(BYTES, way, size)
         if slope is None or warm is None:
             continue
-        rows.append(
-            (
-                size_text(size),
-                way,
-                ms(warm.p50_ms),
-                ms(slope.value),
-                _AGREED[apart.labels.get("agree")] if apart else "",
-                with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
-                copies_text(inputs, outputs),
-                size_text(round(sent.value)) if sent else "",
-            )
+        rows.row(
+            size_text(size),
+            way,
+            ms(warm.p50_ms),
+            ms(slope.value),
+            _AGREED[apart.labels.get("agree")] if apart else "",
+            with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
+            copies_text(inputs, outputs),
+            size_text(round(sent.value)) if sent else "",
         )
     heads = ("size", "way", "warm", "slope", "agree", "x bare (95%)", "copies", "bytes")
     return Grid("Warm hops, checked and counted", heads, rows, frozenset({"way", "agree"}))
@@ -195,18 +188,16 @@ def check_grid(found: Iterable[Figure]) -> Grid:
 def leg_grid(found: Iterable[Figure]) -> Grid:
     """The way between client and Dispatcher (:mod:`blockflow.bench.legs`), by size and way."""
     by = {(f.name, f.mode, f.labels.get("bytes")): f for f in found}
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for size, way in dict.fromkeys((s, way) for name, way, s in by if name == legs.WHOLE):
         parts = [by.get((n, way, size)) for n in (legs.THERE, legs.BACK, legs.WHOLE)]
         ratio = by.get((legs.RATIO, way, size))
-        rows.append(
-            (
-                size_text(size or 0),
-                way,
-                *(ms(f.p50_ms if f else None) for f in parts),
-                with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
-                str(parts[-1].n) if parts[-1] else "",
-            )
+        rows.row(
+            size_text(size or 0),
+            way,
+            *(ms(f.p50_ms if f else None) for f in parts),
+            with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
+            str(parts[-1].n) if parts[-1] else "",
         )
     heads = ("size", "way", "there", "back", "both", "x message (95%)", "n")
     return Grid("Client and Dispatcher, ms", heads, rows, frozenset({"way"}))

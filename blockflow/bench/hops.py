@@ -279,11 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (folder / "legs").mkdir()
         step = bar.add_task("client legs", total=plan.rounds * len(plan.sizes))
         client_legs = legs.run(
-            folder / "legs",
-            plan.sizes,
-            rounds=plan.rounds,
-            burst=plan.burst,
-            advance=lambda: bar.advance(step),
+            *(folder / "legs", plan.sizes, legs.WAYS, plan.rounds, plan.burst),
+            lambda: bar.advance(step),
         )
     steady = compare(begin, calibrate())
     found = [*figures(tracks, counted), *client_legs, *calibration_figures(steady)]

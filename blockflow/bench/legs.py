@@ -25,9 +25,6 @@ from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 
-KIB, MIB = 2**10, 2**20
-SIZES = (KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 100 * MIB)
-
 THERE = "client to dispatcher"
 BACK = "dispatcher to client"
 WHOLE = "round trip without blocks"
@@ -97,7 +94,7 @@ def measure(
     sizes: Sequence[int],
     rounds: int,
     burst: int,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[], None],
 ) -> Times:
     """``rounds`` visits of every way at every size, ``burst`` requests (or less) each."""
     times: Times = {}
@@ -161,11 +158,11 @@ def figures(times: Times) -> list[Figure]:
 
 def run(
     folder: Path,
-    sizes: Sequence[int] = SIZES,
-    ways: Sequence[Way] = WAYS,
-    rounds: int = 8,
-    burst: int = 8,
-    advance: Callable[[], None] = lambda: None,
+    sizes: Sequence[int],
+    ways: Sequence[Way],
+    rounds: int,
+    burst: int,
+    advance: Callable[[], None],
 ) -> list[Figure]:
     """Start a system in ``folder``, measure, stop it.
 

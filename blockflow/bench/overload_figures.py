@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.grid import Grid, digits, ms
+from blockflow.bench.grid import Grid, Rows, digits, ms
 from blockflow.bench.results import Figure, latency_figure
 from blockflow.bench.statistics import percentile
 
@@ -163,21 +163,19 @@ def load_grid(found: Sequence[Figure]) -> Grid:
     at = {(f.name, f.mode): f for f in found}
     rates = [f for f in found if f.name == GOODPUT]
     peak = max((f.value for f in rates), default=0.0)
-    rows = []
+    rows = Rows()
     for f in rates:
         answer, refusal = at.get((ANSWER, f.mode)), at.get((REJECTION, f.mode))
-        rows.append(
-            (
-                f.mode,
-                digits(f.labels["offered"]),
-                digits(f.value),
-                f"{f.value / peak:.0%}" if peak else "",
-                *(digits(f.labels[o]) for o in OUTCOMES[1:]),
-                ms(None if answer is None else answer.p50_ms),
-                ms(None if answer is None else answer.p99_ms),
-                ms(None if refusal is None else refusal.p99_ms),
-                str(f.labels["limit"]),
-            )
+        rows.row(
+            f.mode,
+            digits(f.labels["offered"]),
+            digits(f.value),
+            f"{f.value / peak:.0%}" if peak else "",
+            *(digits(f.labels[o]) for o in OUTCOMES[1:]),
+            ms(None if answer is None else answer.p50_ms),
+            ms(None if answer is None else answer.p99_ms),
+            ms(None if refusal is None else refusal.p99_ms),
+            str(f.labels["limit"]),
         )
     heads = ("load", "offered/s", "answered/s", "of the peak", "rejected/s", "late/s", "failed/s")
     more = ("answer p50 ms", "p99 ms", "rejection p99 ms", "limit")

@@ -9,7 +9,7 @@ from typing import Any
 
 from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.calibration import steadiness_of
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, size_text, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, digits, ms, size_text, with_bounds
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, copies_text
 from blockflow.bench.results import (
     LESS_IS_BETTER,
@@ -221,31 +221,26 @@ def engine_of(figure: Figure) -> str:
 def latency_grid(found: Iterable[Figure]) -> Grid:
     """One row per engine, batch size and way."""
     book = Book(found)
-    rows: list[tuple[str, ...]] = []
-    last: tuple[str, int] | None = None
+    rows = Rows()
     for engine, batch, way in book.rows_of(LATENCY):
-        if last is not None and last != (engine, batch):
-            rows.append(BREAK)
-        last = (engine, batch)
+        rows.section((engine, batch))
         latency, hop = book.at(LATENCY, engine, batch, way), book.at(HOP, engine, batch, way)
         ratio = book.at(RATIO, engine, batch, way)
         compute = book.at(COMPUTE_RATIO, engine, batch, way)
         apart = book.at(TO_APART, engine, batch, way)
         share = book.at(ACCOUNTED, engine, batch, way)
-        rows.append(
-            (
-                engine,
-                str(batch),
-                way,
-                ms(latency.p50_ms if latency else None),
-                ms(latency.p90_ms if latency else None),
-                ms(hop.p50_ms if hop else None),
-                _ratio(ratio),
-                f"{compute.value:.3f}" if compute else "",
-                f"{apart.value:.3f}" if apart else "",
-                f"{share.value:.3f}" if share else "",
-                str(latency.n) if latency else "",
-            )
+        rows.row(
+            engine,
+            str(batch),
+            way,
+            ms(latency.p50_ms if latency else None),
+            ms(latency.p90_ms if latency else None),
+            ms(hop.p50_ms if hop else None),
+            _ratio(ratio),
+            f"{compute.value:.3f}" if compute else "",
+            f"{apart.value:.3f}" if apart else "",
+            f"{share.value:.3f}" if share else "",
+            str(latency.n) if latency else "",
         )
     times = ("p50", "p90", "hop")
     heads = ("engine", "rows", "way", *times, "total x (95%)", "comp.", "apart", "parts", "n")
@@ -255,21 +250,19 @@ def latency_grid(found: Iterable[Figure]) -> Grid:
 def throughput_grid(found: Iterable[Figure]) -> Grid:
     """Requests outstanding all the time, beside as many in-process pipelines as cores."""
     book = Book(found)
-    rows = []
+    rows = Rows()
     for engine, batch, way in book.rows_of(THROUGHPUT):
         rate, ratio = book.at(THROUGHPUT, engine, batch, way), book.at(TO_BOUND, engine, batch, way)
         if rate is None:
             continue
-        rows.append(
-            (
-                engine,
-                str(batch),
-                way,
-                digits(rate.value),
-                bounds(rate.low, rate.high),
-                _ratio(ratio),
-                str(rate.n),
-            )
+        rows.row(
+            engine,
+            str(batch),
+            way,
+            digits(rate.value),
+            bounds(rate.low, rate.high),
+            _ratio(ratio),
+            str(rate.n),
         )
     heads = ("engine", "rows", "way", "rows/s", "95%", "of the bound (95%)", "n")
     return Grid("Throughput, 8 requests outstanding", heads, rows, frozenset({"engine", "way"}))
@@ -278,21 +271,19 @@ def throughput_grid(found: Iterable[Figure]) -> Grid:
 def cost_grid(found: Iterable[Figure]) -> Grid:
     """What the workers count, and what they weigh."""
     book = Book(found)
-    rows = []
+    rows = Rows()
     seen = [*book.rows_of(COPIES), *book.rows_of(MEMORY)]
     for engine, batch, way in dict.fromkeys(seen):
         inputs, outputs, sent, memory = (
             book.at(name, engine, batch, way) for name in (COPIES_IN, COPIES, BYTES, MEMORY)
         )
-        rows.append(
-            (
-                engine,
-                str(batch),
-                way,
-                copies_text(inputs, outputs),
-                size_text(round(sent.value)) if sent else "",
-                f"{memory.value:.0f}" if memory else "",
-            )
+        rows.row(
+            engine,
+            str(batch),
+            way,
+            copies_text(inputs, outputs),
+            size_text(round(sent.value)) if sent else "",
+            f"{memory.value:.0f}" if memory else "",
         )
     heads = ("engine", "rows", "way", "copies/hop", "bytes/hop", "PSS MiB")
     return Grid("Copies and bytes per hop; memory", heads, rows, frozenset({"engine", "way"}))

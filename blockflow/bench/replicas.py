@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
-from blockflow.bench.grid import Grid, bounds, digits, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, digits, with_bounds
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
@@ -196,24 +196,22 @@ def figures(found: dict[str, Found], seats: int) -> list[Figure]:
 def grid(found: Sequence[Figure]) -> Grid:
     """A row per model, way and rows of a request."""
     at = {(f.labels["model"], f.name, f.mode, f.batch): f for f in found}
-    rows = []
+    rows = Rows()
     for model, name, way, batch in at:
         if name != RATE:
             continue
         rate, ratio = at[model, RATE, way, batch], at.get((model, RATIO, way, batch))
         load = at[model, LOAD, way, None]
-        rows.append(
-            (
-                str(model),
-                str(rate.labels["replicas"]),
-                digits(at[model, STATE, str(model), None].value),
-                way,
-                digits(at[model, PSS, way, None].value),
-                digits(load.value),
-                str(batch),
-                f"{digits(rate.value)} ({bounds(rate.low, rate.high)})",
-                "1" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
-            )
+        rows.row(
+            str(model),
+            str(rate.labels["replicas"]),
+            digits(at[model, STATE, str(model), None].value),
+            way,
+            digits(at[model, PSS, way, None].value),
+            digits(load.value),
+            str(batch),
+            f"{digits(rate.value)} ({bounds(rate.low, rate.high)})",
+            "1" if ratio is None else with_bounds(ratio.value, ratio.low, ratio.high),
         )
     memory = ("model", "replicas", "weights MiB", "weights", "all replicas MiB", "load ms")
     heads = (*memory, "rows", "rows/s (95%)", "to their own")

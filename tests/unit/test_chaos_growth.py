@@ -23,7 +23,6 @@ from blockflow.bench.chaos.report import (
     draw,
     fault_table,
     figures,
-    growth_table,
     outcome_table,
 )
 from blockflow.bench.chaos.run import TOPOLOGY
@@ -219,7 +218,7 @@ def test_figures_tables_and_picture_of_a_run() -> None:
     assert made["RSS", "last quarter"] == 100
     assert made["violations", "all"] == 1  # a third of three was refused
     console = Console(record=True, width=100)
-    console.print(outcome_table(found), fault_table(found), growth_table(found.memory))
+    console.print(outcome_table(found), fault_table(found))
     text = console.export_text()
     assert "OVERLOADED" in text
     assert "worker killed" in text

@@ -19,7 +19,7 @@ from blockflow.bench.batching.plan import (
     WITH_CLASSES,
 )
 from blockflow.bench.decisions import DECISION, TURN
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, ms, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, digits, ms, with_bounds
 from blockflow.bench.results import Figure
 from blockflow.bench.statistics import Verdict
 
@@ -79,31 +79,26 @@ def told(figure: Figure | None) -> float | None:
 
 def _times(found: Iterable[Figure], title: str, experiments: Sequence[str]) -> Grid:
     index = Index(found)
-    rows: list[tuple[str, ...]] = []
-    last = None
+    rows = Rows()
     for g in index.of(f.TIME, *experiments):
         experiment, load = g.labels["experiment"], g.labels["load"]
         rate = index.at(f.RATE, g.mode, experiment, load)
         over = index.at(f.OVER, g.mode, experiment, load)
         simulated = index.at(f.SIMULATED, g.mode, experiment, load)
         over_too = index.at(f.SIMULATED_OVER, g.mode, experiment, load)
-        if rows and last != (experiment, load):
-            rows.append(BREAK)
-        last = (experiment, load)
-        rows.append(
-            (
-                experiment,
-                load,
-                f"{g.labels['x_serial']:.2f}",
-                g.mode,
-                ms(g.value),
-                ms(g.p99_ms),
-                digits(rate.value) if rate else "",
-                f"{over.value:.1f}" if over else "",
-                ms(simulated.value if simulated else None),
-                f"{over_too.value:.1f}" if over_too else "",
-                str(g.n),
-            )
+        rows.section((experiment, load))
+        rows.row(
+            experiment,
+            load,
+            f"{g.labels['x_serial']:.2f}",
+            g.mode,
+            ms(g.value),
+            ms(g.p99_ms),
+            digits(rate.value) if rate else "",
+            f"{over.value:.1f}" if over else "",
+            ms(simulated.value if simulated else None),
+            f"{over_too.value:.1f}" if over_too else "",
+            str(g.n),
         )
     heads = ("model", "load", "x serial", "policy", "mean ms", "p99 ms", "rows/s", "over, %")
     more = ("simulated", "over ", "n")
@@ -122,28 +117,26 @@ def dvabatch_grid(found: Iterable[Figure]) -> Grid:
 
 def _ratios(found: Iterable[Figure], title: str, experiments: Sequence[str]) -> Grid:
     index = Index(found)
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for g in index.of(f.TIME_RATIO, *experiments):
         experiment, load, base = g.labels["experiment"], g.labels["load"], g.labels["base"]
         tail, rate = (
             index.at(name, g.mode, experiment, load, base) for name in (f.TAIL_RATIO, f.RATE_RATIO)
         )
-        rows.append(
-            (
-                experiment,
-                load,
-                base,
-                change(g.value),
-                f"{change(g.low)}..{change(g.high)}",
-                change(told(g)),
-                str(g.n),
-                change(tail.value if tail else None),
-                change(told(tail)),
-                change(rate.value if rate else None),
-                change(rate.labels.get("possible") if rate else None),
-                change(told(rate)),
-                g.labels.get("verdict", ""),
-            )
+        rows.row(
+            experiment,
+            load,
+            base,
+            change(g.value),
+            f"{change(g.low)}..{change(g.high)}",
+            change(told(g)),
+            str(g.n),
+            change(tail.value if tail else None),
+            change(told(tail)),
+            change(rate.value if rate else None),
+            change(rate.labels.get("possible") if rate else None),
+            change(told(rate)),
+            g.labels.get("verdict", ""),
         )
     heads = ("model", "load", "beside", "mean", "visits", "paper", "n", "p99", "paper ", "rows/s")
     more = ("at most", "paper  ", "verdict")
@@ -164,21 +157,19 @@ def dvabatch_ratio_grid(found: Iterable[Figure]) -> Grid:
 def closed_grid(found: Iterable[Figure]) -> Grid:
     """What each arm serves with always the same number under way."""
     index = Index(found)
-    rows = []
+    rows = Rows()
     for g in index.of(f.CLOSED, LBCI):
         ratio = next(
             (r for r in index.of(f.CLOSED_RATIO, LBCI) if r.labels["base"] == g.mode), None
         )
-        rows.append(
-            (
-                g.mode,
-                digits(g.value),
-                bounds(g.low, g.high),
-                str(g.n),
-                with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
-                change(told(ratio)),
-                ratio.labels.get("verdict", "") if ratio else "",
-            )
+        rows.row(
+            g.mode,
+            digits(g.value),
+            bounds(g.low, g.high),
+            str(g.n),
+            with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
+            change(told(ratio)),
+            ratio.labels.get("verdict", "") if ratio else "",
         )
     heads = ("policy", "rows/s", "95%", "n", "LBCI, x this", "paper", "verdict")
     return Grid("LBCI: closed loop", heads, rows, frozenset({"policy", "verdict"}))
@@ -187,20 +178,18 @@ def closed_grid(found: Iterable[Figure]) -> Grid:
 def delay_grid(found: Iterable[Figure]) -> Grid:
     """The delays that were tried for the windows."""
     index = Index(found)
-    rows = []
+    rows = Rows()
     for g in index.of(f.CANDIDATE, *_DIVERSITIES):
         labels = g.labels
-        rows.append(
-            (
-                labels["experiment"],
-                g.mode,
-                digits(labels["delay_ms"]),
-                digits(labels["rate"]),
-                f"{labels['over']:.1f}",
-                ms(g.value),
-                str(g.n),
-                "chosen" if labels["chosen"] else "",
-            )
+        rows.row(
+            labels["experiment"],
+            g.mode,
+            digits(labels["delay_ms"]),
+            digits(labels["rate"]),
+            f"{labels['over']:.1f}",
+            ms(g.value),
+            str(g.n),
+            "chosen" if labels["chosen"] else "",
         )
     heads = ("model", "policy", "delay ms", "at, 1/s", "over, %", "mean ms", "n", "")
     left = frozenset({"model", "policy", ""})
@@ -227,20 +216,18 @@ def served_grid(found: Iterable[Figure]) -> Grid:
 def size_grid(found: Iterable[Figure]) -> Grid:
     """Multi-sample requests: the time of a test, LBCI beside serial."""
     index = Index(found)
-    rows = []
+    rows = Rows()
     for g in index.of(f.TEST_RATIO, LBCI):
         load, base = g.labels["load"], g.labels["base"]
         times = [index.at(f.TEST, arm, LBCI, load) for arm in (base, g.mode)]
-        rows.append(
-            (
-                load,
-                f"1-{g.labels['largest']}",
-                *(ms(t.value / 1e3 if t else None) for t in times),
-                with_bounds(g.value, g.low, g.high, 2),
-                change(told(g)),
-                g.labels.get("verdict", ""),
-                str(g.n),
-            )
+        rows.row(
+            load,
+            f"1-{g.labels['largest']}",
+            *(ms(t.value / 1e3 if t else None) for t in times),
+            with_bounds(g.value, g.low, g.high, 2),
+            change(told(g)),
+            g.labels.get("verdict", ""),
+            str(g.n),
         )
     heads = ("data", "rows", "serial s", "LBCI s", "ratio", "paper's", "verdict", "n")
     return Grid("LBCI: multi-sample requests", heads, rows, frozenset({"data", "verdict"}))
@@ -249,20 +236,18 @@ def size_grid(found: Iterable[Figure]) -> Grid:
 def peak_grid(found: Iterable[Figure]) -> Grid:
     """The highest rate whose 99th percentile stays within the bound."""
     index = Index(found)
-    rows = []
+    rows = Rows()
     for g in index.of(f.PEAK, *_DIVERSITIES, SHARED, HEADS):
         experiment = g.labels["experiment"]
         ratios = [r for r in index.of(f.PEAK_RATIO, experiment) if r.mode == g.mode]
-        rows.append(
-            (
-                experiment,
-                g.mode,
-                digits(g.labels["bound_ms"]),
-                digits(g.value),
-                bounds(g.low, g.high),
-                f"{g.n}" if g.labels.get("confirmed", True) else f"{g.n}, unconfirmed",
-                ", ".join(_beside(r) for r in ratios),
-            )
+        rows.row(
+            experiment,
+            g.mode,
+            digits(g.labels["bound_ms"]),
+            digits(g.value),
+            bounds(g.low, g.high),
+            f"{g.n}" if g.labels.get("confirmed", True) else f"{g.n}, unconfirmed",
+            ", ".join(_beside(r) for r in ratios),
         )
     heads = ("model", "policy", "bound ms", "rows/s", "between", "probes", "beside")
     left = frozenset({"model", "policy", "beside"})
@@ -288,20 +273,18 @@ def heads_grid(found: Iterable[Figure]) -> Grid:
 
 def _trunk_grid(title: str, found: Iterable[Figure], experiment: str) -> Grid:
     index = Index(found)
-    rows = []
+    rows = Rows()
     for g in index.of(f.SATURATED, experiment):
         share = next((r for r in index.of(f.OF_BOUND, experiment) if r.mode == g.mode), None)
         sizes = index.of(f.MEMORY, experiment)
         memory = {m.labels["kind"]: m for m in sizes if m.mode == g.labels["home"]}
-        rows.append(
-            (
-                g.mode,
-                digits(g.value),
-                bounds(g.low, g.high),
-                f"{share.value:.2f}" if share else "",
-                str(memory["pss"].n) if memory else "",
-                *(digits(memory[k].value) if memory else "" for k in ("weights", "uss", "pss")),
-            )
+        rows.row(
+            g.mode,
+            digits(g.value),
+            bounds(g.low, g.high),
+            f"{share.value:.2f}" if share else "",
+            str(memory["pss"].n) if memory else "",
+            *(digits(memory[k].value) if memory else "" for k in ("weights", "uss", "pss")),
         )
     heads = ("deployment", "rows/s", "95%", "of bound", "processes")
     kinds = ("weights", "private", "PSS MiB")
@@ -314,18 +297,16 @@ def cost_grid(found: Iterable[Figure]) -> Grid:
     alone = {g.mode: g for g in index.of(f.ALONE_RATIO, COST)}
     spent = {g.mode: g for g in index.of(DECISION, COST)}
     turns = {g.mode: g for g in index.of(TURN, COST)}
-    rows = []
+    rows = Rows()
     for name in dict.fromkeys([*spent, *alone]):
         ratio = alone.get(name)
-        rows.append(
-            (
-                name,
-                *_cost_cells(spent.get(name)),
-                *_cost_cells(turns.get(name)),
-                with_bounds(ratio.value, ratio.low, ratio.high) if ratio else "",
-                str(ratio.n) if ratio else "",
-                ratio.labels.get("verdict", "") if ratio else "",
-            )
+        rows.row(
+            name,
+            *_cost_cells(spent.get(name)),
+            *_cost_cells(turns.get(name)),
+            with_bounds(ratio.value, ratio.low, ratio.high) if ratio else "",
+            str(ratio.n) if ratio else "",
+            ratio.labels.get("verdict", "") if ratio else "",
         )
     us, turn = "decision us (p99)", "turn us (p99)"
     heads = ("policy", us, "<= 50", turn, "<= 50 ", "alone, x none", "n", "<= 1.02")
@@ -343,7 +324,7 @@ def _cost_cells(figure: Figure | None) -> tuple[str, str]:
 def aim_grid(found: Iterable[Figure]) -> Grid:
     """The aims and what this run says of them."""
     figures = list(found)
-    rows = []
+    rows = Rows()
     rows += _load_aim("LBCI as good as in its paper", figures, LBCI, LBCI_ARM, (), 3)
     for name in _DIVERSITIES:
         for bases, what in ((PLAIN, "the windows"), (WITH_CLASSES, "windows with its classes")):
@@ -356,14 +337,12 @@ def aim_grid(found: Iterable[Figure]) -> Grid:
         sign = ">=" if g.labels.get("at_least") else "<="
         told_of = "".join(f" {g.labels[x]}" for x in _TOLD_OF[g.name] if x in g.labels)
         unit = "" if g.unit == "x" else f", {g.unit}"
-        rows.append(
-            (
-                f"{g.mode}: {g.name}{told_of}{unit}",
-                digits(g.value),
-                bounds(g.low, g.high),
-                f"{sign} {g.labels['goal']:g}",
-                g.labels["verdict"],
-            )
+        rows.row(
+            f"{g.mode}: {g.name}{told_of}{unit}",
+            digits(g.value),
+            bounds(g.low, g.high),
+            f"{sign} {g.labels['goal']:g}",
+            g.labels["verdict"],
         )
     heads = ("aim", "measured", "95%", "goal", "verdict")
     return Grid("Aims", heads, rows, frozenset({"aim", "verdict"}))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from blockflow.bench.batching import figures as f
 from blockflow.bench.batching.grids import change, told
 from blockflow.bench.batching.plan import LOOSE, REASONS, ZEROBATCH
-from blockflow.bench.grid import Grid, digits, ms
+from blockflow.bench.grid import Grid, Rows, digits, ms
 from blockflow.bench.results import Figure
 
 
@@ -48,24 +48,22 @@ def gain_grid(found: Iterable[Figure]) -> Grid:
         (g.labels["model"], g.labels["load"], g.mode): g for g in _of(figures, f.SIMULATED_TAIL)
     }
     ratios = {(g.labels["model"], g.labels["load"], g.mode): g for g in _of(figures, f.TIME_RATIO)}
-    rows = []
+    rows = Rows()
     for (model, load, arm), time in times.items():
         ratio = ratios.get((model, load, arm))
         zero, tail = tails[model, load, ZEROBATCH], tails[model, load, arm]
         best, bound = (ratios.get((model, load, name)) for name in (f.BEST, f.POSSIBLE))
-        rows.append(
-            (
-                model,
-                load,
-                arm,
-                ms(time.value),
-                ms(tail.value),
-                change(ratio.value) if ratio else "",
-                change(tail.value / zero.value) if ratio else "",
-                change(best.value) if best and ratio else "",
-                change(bound.value) if bound and ratio else "",
-                change(told(ratio)),
-            )
+        rows.row(
+            model,
+            load,
+            arm,
+            ms(time.value),
+            ms(tail.value),
+            change(ratio.value) if ratio else "",
+            change(tail.value / zero.value) if ratio else "",
+            change(best.value) if best and ratio else "",
+            change(bound.value) if bound and ratio else "",
+            change(told(ratio)),
         )
     heads = ("model", "load", "policy", "mean ms", "p99 ms", "mean", "p99", "best", "none", "paper")
     left = frozenset({"model", "load", "policy"})
@@ -93,22 +91,20 @@ def test_grid(found: Iterable[Figure]) -> Grid:
     least = {(g.labels["gap"], g.labels["load"]): g for g in _of(figures, f.TEST_POSSIBLE)}
     all_of = _of(figures, f.TEST_RATIO)
     loose = {(g.labels["gap"], g.labels["load"]): g for g in all_of if g.mode == LOOSE}
-    rows = []
+    rows = Rows()
     for g in all_of:
         if g.mode == LOOSE:
             continue
         wide = loose.get((g.labels["gap"], g.labels["load"]))
         bound = least[g.labels["gap"], g.labels["load"]]
-        rows.append(
-            (
-                g.labels["load"],
-                f"1-{g.labels['largest']}",
-                digits(g.labels["gap"]),
-                change(g.value),
-                change(wide.value) if wide else "",
-                change(bound.value),
-                change(told(g)),
-            )
+        rows.row(
+            g.labels["load"],
+            f"1-{g.labels['largest']}",
+            digits(g.labels["gap"]),
+            change(g.value),
+            change(wide.value) if wide else "",
+            change(bound.value),
+            change(told(g)),
         )
     heads = ("data", "rows", "gap", "LBCI", LOOSE, "none", "paper")
     title = "Reasons: tests of multi-sample requests beside serial, simulated"

@@ -14,7 +14,7 @@ from blockflow.bench.batching.figures import (
     ratio_figure,
 )
 from blockflow.bench.batching.plan import SEVERAL
-from blockflow.bench.grid import Grid, bounds, digits, ms, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, digits, ms, with_bounds
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval, ratio_interval
 
@@ -74,25 +74,23 @@ def several_grid(found: Iterable[Figure]) -> Grid:
     """What a request that names all tasks brings, beside others that bring the same answers."""
     mine = [f for f in found if f.labels.get("experiment") == SEVERAL]
     by = {(f.name, f.mode, f.labels.get("own"), f.labels.get("base")): f for f in mine}
-    rows = []
+    rows = Rows()
     for rate in (f for f in mine if f.name == SATURATED):
         own, arm = rate.labels["own"], rate.mode
         ratio = by.get((SATURATED_RATIO, ALL, own, arm))
         share = by.get((OF_BOUND, arm, own, BOUND))
         alone = by.get((ALONE, arm, own, None))
         shorter = by.get((ALONE_RATIO, ALL, own, arm))
-        rows.append(
-            (
-                own,
-                arm,
-                digits(rate.value),
-                bounds(rate.low, rate.high),
-                with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
-                f"{share.value:.2f}" if share else "",
-                ms(alone.value if alone else None),
-                with_bounds(shorter.value, shorter.low, shorter.high, 2) if shorter else "",
-                str(rate.n),
-            )
+        rows.row(
+            own,
+            arm,
+            digits(rate.value),
+            bounds(rate.low, rate.high),
+            with_bounds(ratio.value, ratio.low, ratio.high, 2) if ratio else "",
+            f"{share.value:.2f}" if share else "",
+            ms(alone.value if alone else None),
+            with_bounds(shorter.value, shorter.low, shorter.high, 2) if shorter else "",
+            str(rate.n),
         )
     heads = ("own from", "requests", "answers/s", "95%", "all at once, x this", "of bound")
     more = ("alone, ms", "all at once, x this ", "n")

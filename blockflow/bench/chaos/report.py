@@ -198,25 +198,6 @@ def _middle_and_worst(seconds: Sequence[float]) -> tuple[str, str]:
     return (f"{percentile(seconds, 50):.2f}", f"{max(seconds):.2f}") if seconds else ("", "")
 
 
-def growth_table(memory: Sequence[MemorySample]) -> Table:
-    """What became of memory and descriptors along the run."""
-    table = Table(title="growth along the run", title_justify="left")
-    table.add_column("of")
-    for head in ("median", "growth", "95%", "allowed"):
-        table.add_column(head, justify="right")
-    table.add_column("")
-    for g in growths(memory):
-        table.add_row(
-            g.name,
-            f"{g.median:.1f} {g.unit}",
-            f"{g.value:+.1f}",
-            f"{g.low:.1f} to {g.high:.1f}",
-            f"{g.tolerance:.1f}",
-            "grows" if g.grows else "",
-        )
-    return table
-
-
 def draw(found: Sequence[Figure]) -> Any:
     """Top: answers per second by outcome, faults as lines. Bottom: memory over the run.
 

@@ -30,6 +30,7 @@ from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos import logs
 from blockflow.bench.chaos.faults import FRAGILE, Injector, wait_healthy
 from blockflow.bench.chaos.findings import GRACE_S, Findings
+from blockflow.bench.chaos.grids import growth_grid
 from blockflow.bench.chaos.held import SPARE_S, kept
 from blockflow.bench.chaos.kills import RECOVERY_S, REPLICAS, Turns, strike
 from blockflow.bench.chaos.lag import Lag
@@ -41,7 +42,6 @@ from blockflow.bench.chaos.report import (
     draw,
     fault_table,
     figures,
-    growth_table,
     outcome_table,
     violation_lines,
 )
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{fault.at_s:7.1f} s  {fault.kind}: {fault.note}", highlight=False)
     memory = [f for f in made if f.name in ("RSS", "shared memory", "descriptors")]
     console.print(figure_table("memory", memory))
-    console.print(growth_table(found.memory))
+    console.print(growth_grid(made).rich())
     violations = found.violations()
     for line in (*violation_lines(violations), *found.examples()):
         console.print(line, highlight=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blockflow.bench.calibration import Steadiness
 from blockflow.bench.compare.judgement import Change, Comparison
-from blockflow.bench.grid import Grid, digits, with_bounds
+from blockflow.bench.grid import Grid, Rows, digits, with_bounds
 from blockflow.bench.results import Figure
 
 RATIO = "tree to base"
@@ -52,20 +52,18 @@ def verdict_grid(found: Sequence[Figure]) -> Grid:
     """One row per metric; what all metrics have among their labels is left to the title."""
     ratios = _ratios(found)
     common = _common([f.mode for f in ratios])
-    rows = []
+    rows = Rows()
     for f in ratios:
         unit = f.labels["metric_unit"]
         base, tree = f.labels["base"], f.labels["tree"]
-        rows.append(
-            (
-                _shortened(f.mode, common),
-                _NOTHING if base is None else f"{digits(base)} {unit}",
-                _NOTHING if tree is None else digits(tree),
-                with_bounds(f.value, f.low, f.high) if f.n else _NOTHING,
-                f"{f.labels['noise']:.1%}" if f.n else "",
-                str(f.n) if f.n else "",
-                _word(f),
-            )
+        rows.row(
+            _shortened(f.mode, common),
+            _NOTHING if base is None else f"{digits(base)} {unit}",
+            _NOTHING if tree is None else digits(tree),
+            with_bounds(f.value, f.low, f.high) if f.n else _NOTHING,
+            f"{f.labels['noise']:.1%}" if f.n else "",
+            str(f.n) if f.n else "",
+            _word(f),
         )
     heads = ("metric", "base", "tree", "x (95%)", "noise", "n", "verdict")
     title = " beside ".join(ratios[0].labels[k] for k in _REVISIONS) if ratios else "no metric"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.calibration import Steadiness
+from blockflow.bench.grid import Rows
 from blockflow.bench.mlperf.asked import asked_text
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
@@ -174,7 +175,7 @@ def _failed(result: Mapping[str, Any]) -> str:
 
 
 def _verdicts(document: Mapping[str, Any]) -> Table:
-    rows = []
+    rows = Rows()
     for r in document["results"]:
         metric, samples = r["metric"], r["samples"]
         # A server's result is the rate that was offered, not what came back of it.
@@ -184,16 +185,14 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
         if r["scenario"] == "server" and r["mode"] == "performance":
             value = f"{plain(r['settings']['rate'])} queries/s offered; {value}"
         latency = r["latency_ms"]
-        rows.append(
-            (
-                _name(r),
-                r["verdict"],
-                r["kind"],
-                value,
-                *(f"{latency[p]:.3f}" if p in latency else "" for p in ("50.00", "90.00", "99.00")),
-                str(samples["issued"]),
-                str(_unanswered(r)),
-            )
+        rows.row(
+            _name(r),
+            r["verdict"],
+            r["kind"],
+            value,
+            *(f"{latency[p]:.3f}" if p in latency else "" for p in ("50.00", "90.00", "99.00")),
+            str(samples["issued"]),
+            str(_unanswered(r)),
         )
     heads = ("run", "verdict", "kind", "result", "p50 ms", "p90 ms", "p99 ms", "samples", "failed")
     return Table("Verdicts of LoadGen", heads, rows)

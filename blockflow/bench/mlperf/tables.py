@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blockflow.bench.grid import Grid, digits, ms, with_bounds
+from blockflow.bench.grid import Grid, Rows, digits, ms, with_bounds
 from blockflow.bench.mlperf.asked import bound_text
 from blockflow.bench.mlperf.figures import (
     ACCURACY,
@@ -113,19 +113,17 @@ def accuracy_grid(figures: Sequence[Figure]) -> Grid:
 
 def validation_grid(figures: Sequence[Figure]) -> Grid:
     """A row per validation test."""
-    rows = []
+    rows = Rows()
     for f in (f for f in figures if f.name == VALIDATION):
         told = f"{f.value:.1f}% the same"
         if f.unit == "x":
             told = f"{with_bounds(f.value, f.low, f.high)} as long"
-        rows.append(
-            (
-                f.mode,
-                f.labels["scenario"],
-                f.labels["outcome"] + _broken(f),
-                told if f.n else "",
-                str(f.n),
-            )
+        rows.row(
+            f.mode,
+            f.labels["scenario"],
+            f.labels["outcome"] + _broken(f),
+            told if f.n else "",
+            str(f.n),
         )
     heads = ("test", "scenario", "outcome", "found", "n")
     return Grid("Validation tests", heads, rows, frozenset(heads[:-1]))
@@ -134,18 +132,16 @@ def validation_grid(figures: Sequence[Figure]) -> Grid:
 def block_grid(figures: Sequence[Figure]) -> Grid:
     """A row per scenario and block: where the time went, and how large the batches were."""
     sizes = {(*run_of(f), f.mode): f.value for f in figures if f.name == BATCH}
-    rows = []
+    rows = Rows()
     for f in (f for f in figures if f.name == BLOCK):
         size = sizes.get((*run_of(f), f.mode))
         parts = (ms(f.labels[part]) for part in PARTS)
-        rows.append(
-            (
-                label_of(f) + _broken(f),
-                f.mode,
-                *parts,
-                "" if size is None else f"{size:.2f}",
-                str(f.n),
-            )
+        rows.row(
+            label_of(f) + _broken(f),
+            f.mode,
+            *parts,
+            "" if size is None else f"{size:.2f}",
+            str(f.n),
         )
     heads = ("scenario", "block", *(f"{p} ms" for p in PARTS), "rows per batch", "requests")
     return Grid("Per block", heads, rows, frozenset(heads[:2]))

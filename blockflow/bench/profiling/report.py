@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page, save_page
-from blockflow.bench.grid import BREAK, Grid, digits
+from blockflow.bench.grid import Grid, Rows, digits
 from blockflow.bench.numerals import plain, significant
 from blockflow.bench.profiling.choice import Judged
 from blockflow.bench.profiling.plan import Effort
@@ -29,24 +29,21 @@ def profile_table(title: str, points: Sequence[Point], effort: Effort | None = N
     lengths = any(p.length is not None for p in points)
     keys = ["thr", *(["length"] if lengths else []), "rows"]
     heads = (*keys, "ms", "±", "ms/row", "p90", "spread", "runs", "out")
-    rows: list[tuple[str, ...]] = []
-    for i, p in enumerate(points):
-        if i and points[i - 1].threads != p.threads:
-            rows.append(BREAK)
+    rows = Rows()
+    for p in points:
+        rows.section(p.threads)
         unsure = effort is not None and p.interval > effort.confidence
-        rows.append(
-            (
-                str(p.threads),
-                *([str(p.length)] if lengths else []),
-                str(p.rows),
-                significant(p.p50_ms),
-                f"{digits(100 * p.interval)}%" + ("!" if unsure else ""),
-                significant(p.row_ms),
-                significant(p.p90_ms),
-                f"{p.spread:.1%}",
-                str(p.runs),
-                str(p.outliers or ""),
-            )
+        rows.row(
+            str(p.threads),
+            *([str(p.length)] if lengths else []),
+            str(p.rows),
+            significant(p.p50_ms),
+            f"{digits(100 * p.interval)}%" + ("!" if unsure else ""),
+            significant(p.row_ms),
+            significant(p.p90_ms),
+            f"{p.spread:.1%}",
+            str(p.runs),
+            str(p.outliers or ""),
         )
     return Grid(title, heads, rows, keys=len(keys)).rich()
 
@@ -95,17 +92,15 @@ def fit_line(points: Sequence[Point], threads: int) -> str:
 def choice_table(judged: Sequence[Judged], tolerance: float) -> Table:
     """One row per measured candidate."""
     able = [j for j in judged if not j.outcome.reason]
-    rows = []
+    rows = Rows()
     for j in able:
         error = j.outcome.error
-        rows.append(
-            (
-                j.outcome.candidate.label,
-                "" if j.row_ms is None else significant(j.row_ms),
-                "" if j.ratio is None else f"{digits(j.ratio)}x",
-                "" if error is None else f"{error:.2g}",
-                j.verdict,
-            )
+        rows.row(
+            j.outcome.candidate.label,
+            "" if j.row_ms is None else significant(j.row_ms),
+            "" if j.ratio is None else f"{digits(j.ratio)}x",
+            "" if error is None else f"{error:.2g}",
+            j.verdict,
         )
     title = f"engines, tolerance {plain(tolerance)}"
     heads = ("engine", "ms/row", "time", "error", "verdict")

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from blockflow.bench.grid import Grid
+from blockflow.bench.grid import Grid, Rows
 from blockflow.bench.numerals import significant
 from blockflow.bench.profiling.plan import Effort
 from blockflow.bench.profiling.report import legend, profile_table
@@ -107,19 +107,17 @@ def _records(
 def stored_tables(shelf: Shelf) -> Iterator[RenderableType]:
     """For a person: all records with their state, the table of what ``auto`` runs, the choice."""
     if shelf.records:
-        rows = []
+        rows = Rows()
         for record, reasons in shelf.records:
             key, measured = record.key, record.profile
             threads = measured.threads_measured()
-            rows.append(
-                (
-                    key.name,
-                    f"{key.engine} {key.precision}{_options(key.options)}",
-                    _list(threads),
-                    _list(measured.rows_measured(threads[0]) if threads else ()),
-                    record.when[:16].replace("T", " "),
-                    f"stale: {'; '.join(reasons)}" if reasons else "holds",
-                )
+            rows.row(
+                key.name,
+                f"{key.engine} {key.precision}{_options(key.options)}",
+                _list(threads),
+                _list(measured.rows_measured(threads[0]) if threads else ()),
+                record.when[:16].replace("T", " "),
+                f"stale: {'; '.join(reasons)}" if reasons else "holds",
             )
         heads = ("of", "engine", "threads", "rows", "measured", "state")
         yield Grid(f"profiles of {shelf.block}", heads, rows, frozenset(heads)).rich()

@@ -60,20 +60,12 @@ def run_all(experiment: Experiment, processes: int, done: Done) -> dict[Cell, Ou
         for cell in rest:
             keep(cell, runner.run(cell))
         return outcomes
-    _spread(experiment, rest, min(processes, len(rest)), keep)
-    return outcomes
-
-
-def _spread(experiment: Experiment, cells: list[Cell], count: int, keep: Done) -> None:
-    """Run ``cells`` in ``count`` children."""
     spread(
-        "blockflow.bench.simulation.child",
-        experiment.to_dict(),
-        cells,
-        astuple,
-        count,
+        *("blockflow.bench.simulation.child", experiment.to_dict(), rest, astuple),
+        min(processes, len(rest)),
         lambda cell, answer: keep(cell, _outcome(answer)),
     )
+    return outcomes
 
 
 def spread(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.canvas import new_page, save_page
-from blockflow.bench.grid import Grid, digits
+from blockflow.bench.grid import Grid, Rows, digits
 from blockflow.bench.numerals import plain, significant
 from blockflow.bench.simulation.comparison import Entry
 from blockflow.bench.statistics import MIN_PAIRS, Interval
@@ -61,19 +61,17 @@ def task_tables(entries: Sequence[Entry]) -> list[Grid]:
     heads = ("policy", "task", "offered", "served", "mean ms", "p99 ms")
     out = []
     for title, members in _by_rate(entries):
-        rows = []
+        rows = Rows()
         for entry in members:
             for name in entry.outcomes[0].tasks:
                 task = entry.task(name)
-                rows.append(
-                    (
-                        _short(entry),
-                        name,
-                        str(task.offered),
-                        _percent(task.served),
-                        _number(task.mean_ms),
-                        _number(task.p99_ms),
-                    )
+                rows.row(
+                    _short(entry),
+                    name,
+                    str(task.offered),
+                    _percent(task.served),
+                    _number(task.mean_ms),
+                    _number(task.p99_ms),
                 )
         out.append(Grid(f"by task, {title}", heads, rows, frozenset({"policy", "task"})))
     return out

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blockflow.bench.canvas import PALETTE, new_page
-from blockflow.bench.grid import Grid, digits, with_bounds
+from blockflow.bench.grid import Grid, Rows, digits, with_bounds
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import median_interval, percentile
@@ -152,15 +152,14 @@ def _says(overheads: Rounds, inferences: Rounds, settings: Settings) -> str:
 
 def _block_grid(figures: Sequence[Figure], blocks: Sequence[str]) -> Grid:
     by = {(f.name, f.mode, f.labels["block"]): f for f in figures}
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for way in WAYS:
-        if rows:
-            rows.append(())
+        rows.section(way)
         for block in blocks:
             parts = [by[name, way, block] for name in PARTS]
             cells = [with_bounds(f.value, f.low, f.high, 2) for f in parts]
             over = by[OVERHEAD, way, block]
-            rows.append((way, block, *cells, digits(over.p90_ms or 0.0), str(over.n)))
+            rows.row(way, block, *cells, digits(over.p90_ms or 0.0), str(over.n))
     heads = ("way", "block", *(f"{name} ms" for name in PARTS), "overhead p90", "n")
     return Grid("Figure 4.4: median per block (95%)", heads, rows, frozenset({"way", "block"}))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from blockflow.bench.canvas import new_page
-from blockflow.bench.grid import BREAK, Grid, bounds, digits, with_bounds
+from blockflow.bench.grid import Grid, Rows, bounds, digits, with_bounds
 from blockflow.bench.results import MORE_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import (
     MIN_PAIRS,
@@ -168,16 +168,14 @@ def process_grid(found: Iterable[Figure]) -> Grid:
     """What every kind of process takes."""
     mine = [f for f in found if f.name == PROCESS]
     unit = mine[0].unit if mine else ""
-    rows = []
+    rows = Rows()
     for f in mine:
         low, high = (f.low, f.high) if f.n > 1 else (None, None)
         predicted = f.labels.get("sum_of_blocks")
-        rows.append(
-            (
-                f.mode,
-                with_bounds(f.value, low, high, 1),
-                "" if predicted is None else digits(predicted),
-            )
+        rows.row(
+            f.mode,
+            with_bounds(f.value, low, high, 1),
+            "" if predicted is None else digits(predicted),
         )
     heads = ("process", unit, "by the sum of its blocks")
     model = mine[0].labels["model"] if mine else ""
@@ -200,27 +198,24 @@ def _title(f: Figure) -> str:
 
 
 def _saving_grid(title: str, scenarios: Mapping[int, Sequence[Figure]]) -> Grid:
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     unit = ""
     measured = any("verdict" in f.labels for figures in scenarios.values() for f in figures)
     for number, figures in scenarios.items():
-        if rows:
-            rows.append(BREAK)
+        rows.section(number)
         for f in figures:
             unit = f.labels["memory_unit"]
             thesis, thesis_mb = f.labels.get("thesis"), f.labels.get("thesis_mb")
-            rows.append(
-                (
-                    str(number),
-                    f.mode,
-                    f"{f.labels['modular']:.0f}",
-                    f"{f.labels['traditional']:.0f}",
-                    f"{f.value:.2f}",
-                    *((_bounds(f), f.labels["verdict"]) if measured else ()),
-                    "" if thesis_mb is None else str(thesis_mb),
-                    "" if thesis is None else f"{thesis:.2f}",
-                    "*" if "misprint" in f.labels else "",
-                )
+            rows.row(
+                str(number),
+                f.mode,
+                f"{f.labels['modular']:.0f}",
+                f"{f.labels['traditional']:.0f}",
+                f"{f.value:.2f}",
+                *((_bounds(f), f.labels["verdict"]) if measured else ()),
+                "" if thesis_mb is None else str(thesis_mb),
+                "" if thesis is None else f"{thesis:.2f}",
+                "*" if "misprint" in f.labels else "",
             )
     judged = ("95%", "memory") if measured else ()
     ours = (f"{unit}, modular", "trad.", "saved %", *judged)

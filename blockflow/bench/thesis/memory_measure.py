@@ -18,12 +18,12 @@ from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
+from blockflow.bench.thesis.util_watch import memory_of
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import make_error
 from blockflow.core.model import TensorSpec
-from blockflow.launch.process_kpi import private_and_shared
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -129,20 +129,9 @@ def _one(
 
 
 def private_mib(pid: int) -> float:
-    """A process's private memory (USS).
-
-    Raises:
-        BlockFlowError: INTERNAL where it cannot be read.
-    """
-    uss, _ = private_and_shared(pid)
-    if not uss:
-        raise make_error(
-            "INTERNAL",
-            "the memory of a process cannot be read",
-            where=f"/proc/{pid}/smaps_rollup",
-            hint="this needs Linux 4.14 or later, and a process that lives",
-        )
-    return uss / _MIB
+    """A process's private memory (USS); errors as :func:`memory_of`."""
+    name = "a process"
+    return memory_of({name: pid})[name].uss / _MIB
 
 
 def topology(chain: Chain, names: Sequence[str]) -> dict[str, Any]:

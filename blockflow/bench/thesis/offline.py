@@ -14,7 +14,7 @@ from functools import partial
 from statistics import stdev
 from typing import Any
 
-from blockflow.bench.grid import Grid, digits, with_bounds
+from blockflow.bench.grid import Grid, Rows, digits, with_bounds
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import median_interval
@@ -172,26 +172,23 @@ def _says(sums: Rounds, sizes: Sequence[Size], blocks: Sequence[str]) -> str:
 
 def _time_grid(figures: Sequence[Figure], blocks: Sequence[str]) -> Grid:
     by = {(f.name, f.mode, f.labels.get("block")): f for f in figures}
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for form in FORMS:
+        rows.section(form)
         for block in (*blocks, None):
             time = by[SUM if block is None else TIME, form, block]
             share = None if block is None else by[SHARE, form, block]
             spread = None if block is None else by[STD, form, block]
-            rows.append(
-                (
-                    form,
-                    block or SUM,
-                    with_bounds(time.value, time.low, time.high, 2),
-                    "" if spread is None else digits(spread.value),
-                    thesis_cell(time),
-                    "" if spread is None else thesis_cell(spread),
-                    "" if share is None else f"{share.value:.1f}",
-                    "" if share is None else thesis_cell(share),
-                )
+            rows.row(
+                form,
+                block or SUM,
+                with_bounds(time.value, time.low, time.high, 2),
+                "" if spread is None else digits(spread.value),
+                thesis_cell(time),
+                "" if spread is None else thesis_cell(spread),
+                "" if share is None else f"{share.value:.1f}",
+                "" if share is None else thesis_cell(share),
             )
-        if form != EXPORTED:
-            rows.append(())
     times = ("ms (95%)", "std", "thesis ms", "its std")
     heads = ("form", "block", *times, "share %", "thesis %")
     return Grid("Table 4.2: each block by itself", heads, rows, frozenset({"form", "block"}))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blockflow.bench.grid import Grid, bounds, digits
+from blockflow.bench.grid import Grid, Rows, bounds, digits
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.statistics import median_interval
@@ -123,18 +123,16 @@ def _more(figure: Figure, labels: Mapping[str, float]) -> Figure:
 def grid(figures: Sequence[Figure]) -> Grid:
     """A row per form and block; the thesis's VRAM beside it, called what it is."""
     by = {(f.name, f.mode, f.labels.get("block")): f for f in figures}
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for f in (f for f in figures if f.name == OWN):
         process = by[PROCESS, f.mode, f.labels["block"]]
-        rows.append(
-            (
-                *(f.mode, f.labels["block"], digits(process.value), _process_cell(process)),
-                *(digits(f.value), bounds(f.low, f.high), str(f.n)),
-                *(_allocated_cell(f), _cell(f.labels.get(_RESERVED))),
-            )
+        rows.row(
+            *(f.mode, f.labels["block"], digits(process.value), _process_cell(process)),
+            *(digits(f.value), bounds(f.low, f.high), str(f.n)),
+            *(_allocated_cell(f), _cell(f.labels.get(_RESERVED))),
         )
     base = by[PROCESS, "", ""]
-    rows.append(("", "none (C)", digits(base.value), "", "", "", str(base.n), "", ""))
+    rows.row("", "none (C)", digits(base.value), "", "", "", str(base.n), "", "")
     ours = ("process", "thesis's", "beyond C", "95%", "n")
     heads = ("form", "block", *ours, "allocated (std)", "reserved")
     title = (

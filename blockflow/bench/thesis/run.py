@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,13 +140,7 @@ class Session:
         try:
             self.documents.append(write_outcome(outcome, self._call, self._out))
         except Exception as exc:  # a picture that cannot be made ends no other experiment
-            outcome = Outcome(
-                outcome.experiment,
-                outcome.findings,
-                outcome.seconds,
-                outcome.steadiness,
-                outcome.error or _typed(exc),
-            )
+            outcome = replace(outcome, error=outcome.error or _typed(exc))
             self.documents.append(make_document(outcome, self._call))
         return outcome
 
