@@ -171,6 +171,15 @@ def judge_value(value: float, goal: float, *, at_least: bool = False) -> Verdict
     return Verdict.MET if (value >= goal if at_least else value <= goal) else Verdict.MISSED
 
 
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 = all have the same (or nothing), 1/n = one has everything.
+
+    R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
+    """
+    squares = sum(x * x for x in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
 def warm_up(samples: Sequence[float]) -> int:
     """How many samples at the begin belong to the warm-up; a third of them at most.
 

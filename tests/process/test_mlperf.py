@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -324,7 +324,7 @@ def test_a_system_of_its_own_from_a_topology_and_accuracy_of_known_answers(
     expected = {"task": "b", "rows": 4, "missing": 0, "top1": 0.75, "top5": None}
     assert accuracy["accuracy"] == [expected]
     again = measure(tmp_path / "out" / "multistream-accuracy")
-    assert [a.to_dict() for a in again] == [expected]
+    assert [asdict(a) for a in again] == [expected]
 
 
 def test_a_bad_topology_is_told_with_its_file(

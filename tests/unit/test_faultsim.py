@@ -106,7 +106,7 @@ def test_helpers_find_what_one_process_finds() -> None:
     lines = io.StringIO(json.dumps({"hours": SHORT_H, "kinds": ["stop"]}) + "\n8\n3\n")
     answers = io.StringIO()
     child.serve(lines, answers)
-    told = [Found.from_dict(json.loads(line)) for line in answers.getvalue().splitlines()]
+    told = [Found(**json.loads(line)) for line in answers.getvalue().splitlines()]
     for found, mine in zip(told, command.run([8, 3], SHORT_H, 1, ("stop",)), strict=True):
         found.took_s = mine.took_s
         assert found == mine

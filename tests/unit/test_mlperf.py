@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,7 @@ def test_queries_of_several_samples_ask_for_neighbours_of_a_shuffled_library() -
 def test_a_job_survives_json() -> None:
     settings = make_settings(Scenario.SERVER, Mode.ACCURACY, {"a": Target(0.9, 2)}, short=True)
     job = Job("tcp://127.0.0.1:1", "", "/data", {"a": 2}, {"a": 8}, settings)
-    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert Job.from_dict(json.loads(json.dumps(asdict(job)))) == job
 
 
 def test_more_queries_are_prepared_but_a_server_is_not_asked_for_more_per_second() -> None:

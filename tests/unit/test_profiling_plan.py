@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -152,10 +153,10 @@ def test_an_impossible_effort_is_refused(wrong: dict[str, float]) -> None:
 
 def test_which_effort_covers_which() -> None:
     asked = Effort(confidence=0.02, seconds=3)
-    assert asked.covered_by(Effort(confidence=0.01, seconds=5).to_dict())
-    assert asked.covered_by(asked.to_dict())
-    assert not asked.covered_by(Effort(confidence=0.05, seconds=5).to_dict())
-    assert not asked.covered_by(Effort(confidence=0.01, seconds=1).to_dict())
+    assert asked.covered_by({"confidence": 0.01, "seconds": 5})
+    assert asked.covered_by(asdict(asked))
+    assert not asked.covered_by({"confidence": 0.05, "seconds": 5})
+    assert not asked.covered_by({"confidence": 0.01, "seconds": 1})
     assert not asked.covered_by({})
     assert not asked.covered_by({"confidence": "x", "seconds": None})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console, RenderableType
@@ -56,7 +57,7 @@ def test_more_time_is_offered_only_where_it_helps() -> None:
     assert "±7%" in legend([point(1, 1.0, high_ms=2.0)], Effort(confidence=0.07))
 
 
-@pytest.mark.parametrize("settings", [EFFORT.to_dict(), {}, {"confidence": "x"}])
+@pytest.mark.parametrize("settings", [asdict(EFFORT), {}, {"confidence": "x"}])
 def test_stored_tables_have_the_marks_of_what_was_asked(settings: dict[str, object]) -> None:
     unsure, sure = point(1, 2.0), point(2, 2.0, low_ms=2.0, high_ms=2.0)
     table = StageProfile("a", "ab" * 32, "echo", "fp32", "m1", (unsure, sure))

@@ -13,7 +13,7 @@ from blockflow.bench.chaos import report as chaos
 from blockflow.bench.chaos.growth import ONE_LIFE
 from blockflow.bench.fuzz import figures as fuzz
 from blockflow.bench.reliability import figures as names
-from blockflow.bench.reliability.figures import counted, jain, timed
+from blockflow.bench.reliability.figures import counted, timed
 from blockflow.bench.reliability.page import promise_table
 from blockflow.bench.reliability.promise import (
     NOT_MEASURED,
@@ -281,9 +281,3 @@ def test_only_files_with_figures_are_named_below_the_table() -> None:
     assert text.endswith("<sub>measured here</sub>")
     assert "100 updates, 900 requests: 0 failed, 0 mixed" in text
     assert text.count("<sub>") == 1
-
-
-def test_jains_index() -> None:
-    assert jain([2.0, 2.0, 2.0]) == pytest.approx(1.0)
-    assert jain([6.0, 0.0, 0.0]) == pytest.approx(1 / 3)
-    assert jain([0.0]) == 0.0

@@ -16,7 +16,7 @@ from blockflow.batching.shares import TaskShare
 from blockflow.bench.simulation.arrivals import Closed, Poisson, Recorded
 from blockflow.bench.simulation.cores import Cores
 from blockflow.bench.simulation.experiment import Cell, Experiment, Runner, capacity
-from blockflow.bench.simulation.outcome import Outcome, jain, outcome
+from blockflow.bench.simulation.outcome import Outcome, outcome
 from blockflow.bench.simulation.request import Exit
 from blockflow.bench.simulation.service import Service, sigma_of
 from blockflow.bench.simulation.sizes import parse_sizes
@@ -27,6 +27,7 @@ from blockflow.bench.simulation.system import (
     WorkerModel,
     chain,
 )
+from blockflow.bench.statistics import jain
 from tests.simulation_rig import MS, ONE, at, profile, run, steady, totals
 
 # --- one worker ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import json
 import logging
 import signal
 import sys
+from dataclasses import asdict
 from typing import TextIO
 
 from blockflow.bench.faultsim.outcome import run_seed
@@ -19,9 +20,8 @@ def serve(lines: TextIO, answers: TextIO) -> None:
     """Answer until there are no more lines."""
     head = json.loads(lines.readline())
     for line in lines:
-        answers.write(
-            json.dumps(run_seed(json.loads(line), head["hours"], head["kinds"]).to_dict()) + "\n"
-        )
+        found = run_seed(json.loads(line), head["hours"], head["kinds"])
+        answers.write(json.dumps(asdict(found)) + "\n")
         answers.flush()
 
 

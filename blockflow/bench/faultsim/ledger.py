@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from blockflow.bench.faultsim.outcome import Found
@@ -73,7 +74,7 @@ class SeedLedger:
             try:
                 entry = json.loads(line)
                 if entry["key"] == self._key:
-                    one = Found.from_dict(entry["found"])
+                    one = Found(**entry["found"])
                     found[one.seed] = one
             except (ValueError, KeyError, TypeError):
                 continue
@@ -86,4 +87,4 @@ class SeedLedger:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         torn = self._path.exists() and self._path.read_bytes()[-1:] != b"\n"
         with self._path.open("a") as f:
-            f.write("\n" * torn + json.dumps({"key": self._key, "found": one.to_dict()}) + "\n")
+            f.write("\n" * torn + json.dumps({"key": self._key, "found": asdict(one)}) + "\n")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.judge import RULES
@@ -40,14 +39,6 @@ class Found:
     what: str = ""
     trace: list[str] = field(default_factory=list)
     took_s: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Found:
-        """Inverse of :meth:`to_dict`."""
-        return cls(**data)
 
 
 def run_seed(seed: int, hours: float, kinds: Sequence[str] = KINDS) -> Found:

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -49,7 +50,7 @@ def run(
 
     def take(seed: int, answer: dict[str, Any]) -> None:
         with lock:
-            found[seed] = Found.from_dict(answer)
+            found[seed] = Found(**answer)
             done(found[seed])
 
     count = min(processes, len(seeds))
@@ -58,7 +59,7 @@ def run(
         spread("blockflow.bench.faultsim.child", head, seeds, int, count, take)
     else:
         for seed in seeds:
-            take(seed, run_seed(seed, hours, kinds).to_dict())
+            take(seed, asdict(run_seed(seed, hours, kinds)))
     return [found[seed] for seed in seeds]
 
 

@@ -42,9 +42,6 @@ class Accuracy:
     top1: float
     top5: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Truth:
@@ -184,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="of an accuracy run (in its call's --out)")
     try:
-        found = [a.to_dict() for a in measure(parser.parse_args(argv).folder)]
+        found = [asdict(a) for a in measure(parser.parse_args(argv).folder)]
     except BlockFlowError as exc:
         sys.stderr.write(f"{exc}\n")
         return 2

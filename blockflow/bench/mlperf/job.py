@@ -59,19 +59,9 @@ class Job:
     most: Mapping[str, int]
     settings: RunSettings
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "address": self.address,
-            "client_keys": self.client_keys,
-            "data": self.data,
-            "weights": dict(self.weights),
-            "most": dict(self.most),
-            "settings": self.settings.to_dict(),
-        }
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Job:
-        """Inverse of :meth:`to_dict`."""
+        """Of what ``asdict`` has made of one, and JSON of that."""
         return cls(**{**data, "settings": RunSettings.from_dict(data["settings"])})
 
     def library(self, rows: Mapping[str, int]) -> Library:

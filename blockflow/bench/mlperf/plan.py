@@ -93,10 +93,4 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        return {
-            **asdict(self),
-            "out": str(self.out),
-            "scenarios": [str(s) for s in self.scenarios],
-            "modes": [str(m) for m in self.modes],
-            "checks": [str(c) for c in self.checks],
-        }
+        return {**asdict(self), "out": str(self.out)}

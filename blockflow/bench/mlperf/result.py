@@ -60,7 +60,7 @@ class RunResult:
             "official": self.settings.official,
             "partial": self.error is not None,
             "broke_off": self.broke_off,
-            "settings": self.settings.to_dict(),
+            "settings": asdict(self.settings),
             **self.verdict.to_dict(),
             "samples": self.counts.to_dict(),
             "blocks": [asdict(b) for b in self.blocks],
@@ -149,7 +149,7 @@ class ScenarioResult:
             ],
             "found": self._found() if self.precision else None,
             "least_of": self.server_runs if self.result.verdict.valid else 1,
-            "accuracy": [a.to_dict() for a in self.accuracy],
+            "accuracy": [asdict(a) for a in self.accuracy],
         }
 
     def _found(self) -> dict[str, Any]:

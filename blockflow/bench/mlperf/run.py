@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def run(
             )
         for name in (OUTCOME, LATENCIES, DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, LABELS):
             (folder / name).unlink(missing_ok=True)  # of an earlier run
-        write_json(folder / JOB, job.to_dict())
+        write_json(folder / JOB, asdict(job))
     patience = patience_of(job.settings) if patience_s is None else patience_s
     said = folder / DRIVER_LOG
     with disk(folder):

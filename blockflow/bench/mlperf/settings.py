@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import ceil
 from typing import Any
@@ -162,12 +162,9 @@ class RunSettings:
             return replace(self, min_queries=ceil(least * factor))
         return replace(self, rate=self.rate * factor, expected_ms=self.expected_ms / factor)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "scenario": str(self.scenario), "mode": str(self.mode)}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunSettings:
-        """Inverse of :meth:`to_dict`."""
+        """Of what ``asdict`` has made of one, and JSON of that."""
         targets = {task: Target(**t) for task, t in data["targets"].items()}
         return cls(
             **{

@@ -65,9 +65,6 @@ class TaskVerdict:
     verdict: Kept
     added_ms: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": str(self.verdict)}
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -119,7 +116,7 @@ class RunVerdict:
             "latency_ms": dict(self.latency_ms),
             "judged_ms": self.judged_ms,
             "estimate_ms": self.estimate_ms,
-            "tasks": [t.to_dict() for t in self.tasks],
+            "tasks": [asdict(t) for t in self.tasks],
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
@@ -51,9 +51,6 @@ class Effort:
             raise ValueError(f"runs {self.min_runs}..{self.max_runs}: at least {_LEAST_RUNS}")
         if not 0 < self.seconds <= 3600:
             raise ValueError(f"{self.seconds} seconds per cell")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def of(cls, made: Mapping[str, Any]) -> Effort | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def document(measured: Measured) -> dict[str, Any]:
                 "reason": o.reason,
                 "error": o.error,
                 "reused": o.reused,
-                "points": [_plain(o.points[c]) for c in measured.cells if c in o.points],
+                "points": [asdict(o.points[c]) for c in measured.cells if c in o.points],
             }
             for o in measured.outcomes
         ],
@@ -226,7 +227,3 @@ def _lines(measured: Measured) -> dict[str, list[Point]]:
                 label = f"{outcome.candidate.label}, {p.threads} thr.{length}"
                 out.setdefault(label, []).append(p)
     return out
-
-
-def _plain(point: Point) -> Mapping[str, Any]:
-    return {name: getattr(point, name) for name in Point.__dataclass_fields__}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -268,7 +268,7 @@ class Session:
             ),
             ran_by(infos, candidate.selections),
             dict(self._store.facts),
-            self._effort.to_dict(),
+            asdict(self._effort),
             outcome.complete,
             now_utc(),
         )

@@ -15,7 +15,7 @@ import zmq
 from blockflow.bench.chaos.lag import Lag
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.beside import ROUND_S, Neighbours
-from blockflow.bench.reliability.figures import counted, jain, timed
+from blockflow.bench.reliability.figures import counted, timed
 from blockflow.bench.reliability.peer import (
     BURST,
     LARGE,
@@ -25,6 +25,7 @@ from blockflow.bench.reliability.peer import (
     Peer,
 )
 from blockflow.bench.results import Figure
+from blockflow.bench.statistics import jain
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
@@ -216,7 +217,7 @@ class Bench:
         smallest = min(served) / fair if fair else 0.0
         return [
             counted(names.SMALLEST_SHARE, smallest, sum(served), labels),
-            counted(names.JAIN, jain(served), sum(served)),
+            counted(names.JAIN, jain(served) if fair else 0.0, sum(served)),
         ]
 
     # --- slow readers ---------------------------------------------------------------------------

@@ -43,12 +43,3 @@ def timed(name: str, mode: str, samples_ms: Sequence[float]) -> Figure:
 def counted(name: str, value: float, of: int, labels: Mapping[str, Any] | None = None) -> Figure:
     """So many of so many."""
     return Figure.of(COUNT, name, float(value), "1", of, labels or {})
-
-
-def jain(shares: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 = all have the same, 1/n = one has everything.
-
-    R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
-    """
-    square = sum(s * s for s in shares)
-    return sum(shares) ** 2 / (len(shares) * square) if square else 0.0

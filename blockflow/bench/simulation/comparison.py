@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockflow.bench.results import Figure, interval_figure
@@ -35,8 +35,8 @@ class TaskEntry:
         return {
             "offered": self.offered,
             "results": self.results,
-            "mean_ms": None if self.mean_ms is None else _plain(self.mean_ms),
-            "p99_ms": None if self.p99_ms is None else _plain(self.p99_ms),
+            "mean_ms": None if self.mean_ms is None else asdict(self.mean_ms),
+            "p99_ms": None if self.p99_ms is None else asdict(self.p99_ms),
         }
 
 
@@ -90,13 +90,13 @@ class Entry:
         out: dict[str, Any] = {"policy": self.policy, "rate": self.rate, "load": self.load}
         for which in _LATENCIES:
             found = self.latency(which)
-            out[f"{which}_ms"] = None if found is None else _plain(found)
-        out["versus_first"] = None if self.versus is None else _plain(self.versus)
+            out[f"{which}_ms"] = None if found is None else asdict(found)
+        out["versus_first"] = None if self.versus is None else asdict(self.versus)
         for name, value in SHARES.items():
-            out[name] = _plain(self.of(value))
+            out[name] = asdict(self.of(value))
         for name, value in OF_OFFERED.items():
             part = self.share(value)
-            out[name] = None if part is None else _plain(part)
+            out[name] = None if part is None else asdict(part)
         out["batches"] = self.batches
         out["busy"] = {
             name: self.of(lambda o, name=name: o.busy[name]).value  # type: ignore[misc]
@@ -201,7 +201,3 @@ def figures(entries: Sequence[Entry]) -> list[Figure]:
             if (part := entry.share(value)) is not None
         ]
     return out
-
-
-def _plain(found: Interval) -> dict[str, float]:
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}

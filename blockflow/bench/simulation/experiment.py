@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from blockflow.batching.facts import length_of
 from blockflow.bench.simulation.arrivals import Arrivals, Mix, parse_arrivals
@@ -87,25 +89,12 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON form."""
-        return {
-            "system": self.system.to_dict(),
-            "policies": [dict(p) for p in self.policies],
-            "rates": list(self.rates),
-            "arrivals": self.arrivals,
-            "rows": self.rows,
-            "lengths": self.lengths,
-            "duration_s": self.duration_s,
-            "warmup_s": self.warmup_s,
-            "seeds": list(self.seeds),
-            "bound_ms": self.bound_ms,
-            "noisy": self.noisy,
-            "check": self.check,
-        }
+        return {**asdict(self), "seeds": list(self.seeds)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
         """Inverse of :meth:`to_dict`."""
-        return cls(**{**data, "system": SystemModel.from_dict(data["system"])})
+        return TypeAdapter(cls).validate_python(data)
 
 
 class Runner:

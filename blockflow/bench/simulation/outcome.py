@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from blockflow.bench.simulation.request import Exit, Request
 from blockflow.bench.simulation.simulator import Simulator
-from blockflow.bench.statistics import percentile
+from blockflow.bench.statistics import jain, percentile
 
 _NS = 1e6
 
@@ -108,16 +110,10 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Inverse of :meth:`to_dict`, also after JSON has made text of the row counts."""
-        tasks = {
-            name: TaskOutcome(t["offered"], t["results"], Times(**t["times"]))
-            for name, t in data["tasks"].items()
-        }
-        batches = {
-            block: {int(rows): n for rows, n in sizes.items()}
-            for block, sizes in data["batches"].items()
-        }
-        times = Times(**data["times"])
-        return cls(**{**data, "times": times, "tasks": tasks, "batches": batches})
+        return _FORM.validate_python(data)
+
+
+_FORM = TypeAdapter(Outcome)
 
 
 def outcome(simulator: Simulator, warmup_s: float, end_s: float, bound_ms: float) -> Outcome:
@@ -168,9 +164,3 @@ def outcome(simulator: Simulator, warmup_s: float, end_s: float, bound_ms: float
         queries=len(simulator.requests),
         virtual_s=simulator.last_exit_ns / 1e9,
     )
-
-
-def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index: (sum x)^2 / (n sum x^2); 1 where all are equal, 1/n for one alone."""
-    squares = sum(x * x for x in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -223,69 +223,6 @@ class SystemModel:
                 for w in self.workers
             ),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return {
-            "workers": [
-                {
-                    "name": w.name,
-                    "threads": w.threads,
-                    "slots": w.slots,
-                    "replicas": w.replicas,
-                    "lanes": w.lanes,
-                    "stages": [
-                        {
-                            "block": s.block,
-                            "profile": s.profile.to_dict(),
-                            "policy": dict(s.policy),
-                            "max_rows": s.max_rows,
-                            "carries": s.carries,
-                            "pads": s.pads,
-                        }
-                        for s in w.stages
-                    ],
-                }
-                for w in self.workers
-            ],
-            "tasks": [{**asdict(t), "path": list(t.path)} for t in self.tasks],
-            "cores": self.cores,
-            "hop_ms": self.hop_ms,
-            "turn_ms": self.turn_ms,
-            "credits": self.credits,
-            "adaptive_limit": self.adaptive_limit,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SystemModel:
-        """Inverse of :meth:`to_dict`."""
-        workers = tuple(
-            WorkerModel(
-                w["name"],
-                tuple(
-                    StageModel(
-                        s["block"],
-                        StageProfile.from_dict(s["profile"]),
-                        dict(s["policy"]),
-                        s["max_rows"],
-                        s["carries"],
-                        s["pads"],
-                    )
-                    for s in w["stages"]
-                ),
-                w["threads"],
-                w["slots"],
-                w["replicas"],
-                w["lanes"],
-            )
-            for w in data["workers"]
-        )
-        tasks = tuple(
-            TaskModel(**{**t, "path": tuple(t["path"]), "share": TaskShare(**t["share"])})
-            for t in data["tasks"]
-        )
-        plain = ("cores", "hop_ms", "turn_ms", "credits", "adaptive_limit")
-        return cls(workers, tasks, **{name: data[name] for name in plain})
 
 
 def _longest(taken: Dim, most: int) -> int:
