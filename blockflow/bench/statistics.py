@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, comb
+from statistics import linear_regression
 
 import numpy as np
 
@@ -214,8 +215,4 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     Raises:
         ValueError: fewer than two different ``xs``.
     """
-    x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
-    spread = x - x.mean() if len(x) else x
-    if len(x) != len(y) or not spread.any():
-        raise ValueError("a slope needs at least two points")
-    return float((spread * (y - y.mean())).sum() / (spread * spread).sum())
+    return linear_regression(xs, ys).slope

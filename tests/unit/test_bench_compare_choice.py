@@ -12,8 +12,8 @@ import pytest
 from blockflow.bench.compare.arms import values_of
 from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
 from blockflow.bench.compare.judgement import Arm, Metric
-from blockflow.bench.compare.room import room
 from blockflow.bench.compare.run import Run, parse_args
+from blockflow.bench.mlperf.job import disk
 from blockflow.bench.pipeline_figures import AGAIN, APART, IN_PROCESS, Sample, Series
 from blockflow.bench.pipeline_ways import WAYS
 from blockflow.bench.results import Figure, ResultFile
@@ -97,10 +97,10 @@ def test_every_flaw_of_a_run_is_told() -> None:
 
 def test_what_the_disk_refuses_is_a_typed_error_and_other_errors_pass() -> None:
     for number, code in ((errno.ENOSPC, "NO_SPACE"), (errno.EACCES, "INVALID_REQUEST")):
-        with pytest.raises(BlockFlowError) as error, room(Path("x"), "a remedy"):
+        with pytest.raises(BlockFlowError) as error, disk(Path("x"), "a remedy"):
             raise OSError(number, "refused")
         assert (error.value.code, error.value.hint) == (code, "a remedy")
-    with pytest.raises(BlockFlowError, match="other") as error, room(Path("x"), "a remedy"):
+    with pytest.raises(BlockFlowError, match="other") as error, disk(Path("x"), "a remedy"):
         raise make_error("TIMEOUT", "other", hint="its own")
     assert error.value.hint == "its own"
 

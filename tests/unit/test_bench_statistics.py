@@ -137,7 +137,7 @@ def test_goals_may_be_lower_bounds() -> None:
 def test_a_slope_needs_two_points() -> None:
     assert slope([1, 3, 5], [2.0, 6.0, 10.0]) == pytest.approx(2.0)
     for xs, ys in (([], []), ([1], [1.0]), ([2, 2], [1.0, 3.0])):
-        with pytest.raises(ValueError, match="two points"):
+        with pytest.raises(ValueError, match=r"points|constant"):
             slope(xs, ys)
 
 

@@ -260,7 +260,7 @@ def test_what_a_visit_settles_at_and_how_far_a_long_one_grew() -> None:
     assert settled(looks).pss == 40  # of 30, 40, 50
     assert settled(looks).gpu is None
     assert growth_mib(looks) == 40  # 45 - 5
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="empty data"):
         growth_mib(looks[:2])
 
 

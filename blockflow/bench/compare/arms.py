@@ -21,8 +21,8 @@ import psutil
 
 from blockflow.bench.calibration import NAME as CALIBRATION
 from blockflow.bench.compare.judgement import Metric, metrics_of
-from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import SCRATCH, Tree
+from blockflow.bench.mlperf.job import disk
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.core.errors import make_error
 
@@ -77,7 +77,7 @@ def run_benchmark(tree: Tree, command: Sequence[str], limit_s: float) -> list[Fi
             ``limit_s`` seconds, NO_SPACE where there is no room for its files.
     """
     with (
-        room(Path(tempfile.gettempdir()), SCRATCH),
+        disk(Path(tempfile.gettempdir()), SCRATCH),
         # What a benchmark leaves behind must not cost its figures.
         tempfile.TemporaryDirectory(prefix="bf-visit-", ignore_cleanup_errors=True) as name,
     ):

@@ -24,9 +24,9 @@ from blockflow.bench.compare.arms import imported_from, run_benchmark, values_of
 from blockflow.bench.compare.choice import ONLY, check_choice, check_verdicts, chosen
 from blockflow.bench.compare.judgement import Arm, Change, Comparison, Visit, compare_arms, order
 from blockflow.bench.compare.report import figures, remarks, verdict_grid
-from blockflow.bench.compare.room import room
 from blockflow.bench.compare.trees import Tree, state_of, top_of, working_tree, worktree
 from blockflow.bench.interrupts import INTERRUPTED, hold, orderly
+from blockflow.bench.mlperf.job import disk
 from blockflow.bench.options import count, positive
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.statistics import percentile
@@ -221,7 +221,7 @@ def _conclude(
     silent = check_verdicts(found)
     problems = [run.flaw] if run.flaw else [] if silent is None else [str(silent)]
     try:
-        with room(target.path, "what was found stands above; name another file with --json"):
+        with disk(target.path, "what was found stands above; name another file with --json"):
             target.write([*made, *calibration_figures(run.steady)])
     except BlockFlowError as error:
         problems.append(str(error))

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockflow.bench.compare.room import room
 from blockflow.bench.git import git
+from blockflow.bench.mlperf.job import disk
 from blockflow.core.errors import BlockFlowError, make_error
 
 SCRATCH = "make room, or name another folder with TMPDIR"
@@ -95,7 +95,7 @@ def worktree(repo: Path, revision: str) -> Iterator[Tree]:
     """
     commit = resolve(repo, revision)
     sweep(repo)
-    with room(Path(tempfile.gettempdir()), SCRATCH):
+    with disk(Path(tempfile.gettempdir()), SCRATCH):
         root = Path(tempfile.mkdtemp(prefix=_PREFIX))
     with (root / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -32,6 +32,7 @@ READY_S = 10.0
 """A system that answered a moment ago is not waited for any longer."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OUT = "make room, or name another folder with --out"
 _PROBE = "room"
 _PROBE_BYTES = 1 << 16
 
@@ -130,8 +131,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def disk(where: Path) -> Iterator[None]:
-    """Turns what goes wrong on writing into a typed error.
+def disk(where: Path, hint: str = _OUT) -> Iterator[None]:
+    """Turns what goes wrong on writing into a typed error with this remedy; other errors pass.
 
     Raises:
         BlockFlowError: NO_SPACE for a full disk, else INVALID_REQUEST.
@@ -143,7 +144,7 @@ def disk(where: Path) -> Iterator[None]:
             "NO_SPACE" if exc.errno in _FULL else "INVALID_REQUEST",
             f"cannot write: {exc.strerror or exc}",
             where=str(exc.filename or where),
-            hint="make room, or name another folder with --out",
+            hint=hint,
         ) from exc
 
 

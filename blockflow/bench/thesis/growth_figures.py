@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from blockflow.bench.canvas import new_page
@@ -65,10 +66,10 @@ def settled(looks: Sequence[tuple[float, Look]]) -> Look:
     half = [look for _, look in looks[len(looks) // 2 :]]
     gpu = [look.gpu for look in half if look.gpu is not None]
     return Look(
-        _middle([look.rss for look in half]),
-        _middle([look.pss for look in half]),
-        _middle([look.arena for look in half]),
-        _middle(gpu) if gpu else None,
+        median([look.rss for look in half]),
+        median([look.pss for look in half]),
+        median([look.arena for look in half]),
+        median(gpu) if gpu else None,
     )
 
 
@@ -80,7 +81,7 @@ def growth_mib(looks: Sequence[tuple[float, Look]]) -> float:
     """
     third = len(looks) // _THIRDS
     first, last = looks[:third], looks[-third:] if third else []
-    return _middle([look.main for _, look in last]) - _middle([look.main for _, look in first])
+    return median([look.main for _, look in last]) - median([look.main for _, look in first])
 
 
 @dataclass(slots=True)
@@ -198,8 +199,8 @@ class Growth:
                 looks = way.visits[multiple]
                 pss = median_interval([look.pss for look in looks])
                 cells += [digits(pss.value), bounds(pss.low, pss.high)]
-                cells += [digits(_middle([look.rss for look in looks]))]
-                cells += [digits(_middle([look.arena for look in looks]))]
+                cells += [digits(median([look.rss for look in looks]))]
+                cells += [digits(median([look.arena for look in looks]))]
             rows.append(tuple(cells))
         return Grid("Memory by arrival rate, MiB", tuple(heads), rows)
 
@@ -237,7 +238,7 @@ class Growth:
             apart = [f.value - f.low for f in found], [f.high - f.value for f in found]
             values = [f.value for f in found]
             left.errorbar(xs, values, apart, fmt="o-", color=colour, label=name, ms=4, capsize=3)
-            arena = [_middle([look.arena for look in way.visits[m]]) for m in multiples]
+            arena = [median([look.arena for look in way.visits[m]]) for m in multiples]
             left.plot(xs, arena, "o:", color=colour, ms=3, label=f"{name}, arenas in use")
             if way.long:
                 times = [at for at, _ in way.long]
@@ -264,7 +265,3 @@ class Growth:
 def _cells(look: Look) -> tuple[Any, ...]:
     gpu = "" if look.gpu is None else round(look.gpu, 3)
     return round(look.rss, 3), round(look.pss, 3), round(look.arena, 3), gpu
-
-
-def _middle(values: Sequence[float]) -> float:
-    return median_interval(values).value

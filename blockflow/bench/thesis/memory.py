@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
-from blockflow.bench.compare.room import room
 from blockflow.bench.contenders import ANY_ROWS, Model
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.mlperf.job import disk
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.bench.thesis.memory_figures import (
     draw,
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = Path(args.json or f"{stem}.jsonl")
     command = make_command("bench-thesis-memory", arguments)
     try:
-        with room(path, "what was found stands above; name other files with --json and --plot"):
+        with disk(path, "what was found stands above; name other files with --json and --plot"):
             ResultFile(path, "thesis-memory", command).write(found)
             save_page(draw(found), Path(args.plot or f"{stem}.png"))
     except BlockFlowError as error:

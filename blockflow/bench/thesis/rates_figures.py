@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from blockflow.bench.canvas import new_page
@@ -167,7 +167,7 @@ class Sweep:
         """Answers at the highest rate, of what the way answers at the rate that suits it best on
         the whole; 1: what comes too much does no harm. None where nothing was answered."""
         answered = {m: [f.answered for f in self._flows[way, m]] for m in self.multiples}
-        best = max(self.multiples, key=lambda m: _middle(answered[m]))
+        best = max(self.multiples, key=lambda m: median(answered[m]))
         pairs = zip(answered[best], answered[self.multiples[-1]], strict=True)
         shares = [last / most for most, last in pairs if most]
         return median_interval(shares) if shares else None
@@ -191,9 +191,9 @@ class Sweep:
             for way in (TENSORMQ, ZEROMQ):
                 flows = self._flows[way, multiple]
                 times = [t for f in flows for t in f.latency_ms]
-                cells += [digits(_middle([f.offered for f in flows]))]
-                cells += [digits(_middle([f.answered for f in flows]))]
-                cells += [f"{100 * _middle([f.refused for f in flows]):.0f}"]
+                cells += [digits(median([f.offered for f in flows]))]
+                cells += [digits(median([f.answered for f in flows]))]
+                cells += [f"{100 * median([f.refused for f in flows]):.0f}"]
                 cells += [digits(percentile(times, 50)) if times else ""]
             rows.append(tuple(cells))
         return Grid("Throughput by arrival rate (Poisson, open loop)", tuple(heads), rows)
@@ -235,7 +235,7 @@ class Sweep:
         page = new_page(8, 4.2)
         ax = page.subplots()
         callers = self._callers
-        limit = _middle([c.capacity.limit for c in self._calm])
+        limit = median([c.capacity.limit for c in self._calm])
         top = 0.0
         for way, colour in WAY_COLOURS.items():
             # At random more or fewer come than were meant to: what came is where a dot belongs.
@@ -267,7 +267,3 @@ class Sweep:
             for number, f in enumerate(flows)
             if not arm.endswith(AGAIN)
         ]
-
-
-def _middle(values: Sequence[float]) -> float:
-    return median_interval(values).value
