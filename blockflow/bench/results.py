@@ -20,6 +20,7 @@ from rich.table import Table
 
 import blockflow
 from blockflow.bench.git import COMMIT, DIRTY, revision_of
+from blockflow.bench.grid import Grid
 from blockflow.bench.statistics import Interval, median_interval, percentile
 from blockflow.repository.machine import cpu_model, version_of
 
@@ -333,11 +334,5 @@ def figure_table(title: str, figures: Iterable[Figure]) -> Table:
     ]
     heads = ("figure", "mode", "batch", "p50 ms", "p90 ms", "value", "unit", "n")
     shown = [i for i in range(len(heads)) if i < 2 or any(row[i] for row in rows)]
-    table = Table(title=title, title_justify="left")
-    for head in (heads[i] for i in shown):
-        words = head in ("figure", "mode", "unit")
-        # Codes and names are to be read whole, if need be on two lines.
-        table.add_column(head, justify="left" if words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
-    return table
+    columns = [tuple(row[i] for i in shown) for row in (heads, *rows)]
+    return Grid(title, columns[0], columns[1:], frozenset({"figure", "mode", "unit"})).rich()

@@ -15,6 +15,7 @@ from blockflow.bench.chaos.findings import Findings
 from blockflow.bench.chaos.growth import growths
 from blockflow.bench.chaos.ledger import OK
 from blockflow.bench.chaos.watch import MemorySample
+from blockflow.bench.grid import Grid, Rows
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import Interval, percentile
 
@@ -159,39 +160,35 @@ def _timeline(found: Findings) -> list[Figure]:
 
 def outcome_table(found: Findings) -> Table:
     """Outcomes per task."""
-    table = Table(title="requests, by the clients' ledger", title_justify="left")
-    table.add_column("outcome")
     tasks = sorted({e.task for e in found.ledger.ended})
-    for task in (*tasks, "all"):
-        table.add_column(task, justify="right")
+    rows = Rows()
     for outcome, count in found.ledger.outcomes().most_common():
         per = [
             sum(e.task == task and e.outcome == outcome for e in found.ledger.ended)
             for task in tasks
         ]
-        table.add_row(outcome, *map(str, per), str(count))
-    table.add_row("never ended", *("" for _ in tasks), str(found.ledger.missing))
-    return table
+        rows.row(outcome, *map(str, per), str(count))
+    rows.row("never ended", *("" for _ in tasks), str(found.ledger.missing))
+    title, heads = "requests, by the clients' ledger", ("outcome", *tasks, "all")
+    return Grid(title, heads, rows, frozenset({"outcome"})).rich()
 
 
 def fault_table(found: Findings) -> Table:
     """Faults by kind and how soon the tasks that they hit were answered again."""
-    table = Table(title="faults", title_justify="left")
-    table.add_column("fault")
-    for head in ("count", "tasks hit", "recovery p50 s", "max s", "ready p50 s", "max s"):
-        table.add_column(head, justify="right")
+    rows = Rows()
     again = recoveries(found)
     for kind in sorted({f.kind for f in found.faults} | again.keys()):
         done = sum(f.kind == kind for f in found.faults)
         seconds, ready = again.get(kind, []), found.ready_again.get(kind, [])
-        table.add_row(
+        rows.row(
             kind,
             str(done or len(again[kind])),
             str(len(seconds)) if seconds and done else "",
             *_middle_and_worst(seconds),
             *_middle_and_worst(ready),
         )
-    return table
+    heads = ("fault", "count", "tasks hit", "recovery p50 s", "max s", "ready p50 s", "max s")
+    return Grid("faults", heads, rows, frozenset({"fault"})).rich()
 
 
 def _middle_and_worst(seconds: Sequence[float]) -> tuple[str, str]:
