@@ -16,7 +16,13 @@ from blockflow.bench.batching.plan import (
     ZEROBATCH,
 )
 from blockflow.bench.batching.traffic import Cell
-from blockflow.bench.results import LESS_IS_BETTER, MORE_IS_BETTER, Figure, interval_figure
+from blockflow.bench.results import (
+    LESS_IS_BETTER,
+    MORE_IS_BETTER,
+    Figure,
+    interval_figure,
+    latency_figure,
+)
 from blockflow.bench.statistics import (
     LEVEL,
     MIN_PAIRS,
@@ -118,44 +124,18 @@ def time_figures(arm: str, cells: Sequence[Cell], labels: Labels) -> list[Figure
     over = share_over(cells)
     failed = sorted({code for c in cells for code in c.failed})
     more = {**labels, **({"failed": ", ".join(failed)} if failed else {})}
+    rate = median_interval([c.rows_per_s for c in cells])
+    told = {**more, "visits": over.n, **LESS_IS_BETTER}
     out = [
-        interval_figure(
-            RATE, arm, None, median_interval([c.rows_per_s for c in cells]), "1/s", more
-        ),
-        Figure(
-            OVER,
-            arm,
-            None,
-            None,
-            None,
-            over.value,
-            "%",
-            queries,
-            low=over.low,
-            high=over.high,
-            labels={**more, "visits": over.n, **LESS_IS_BETTER},
-        ),
+        interval_figure(RATE, arm, None, rate, "1/s", more),
+        interval_figure(OVER, arm, None, replace(over, n=queries), "%", told),
     ]
     if times:
         some = [c.times_ms for c in cells if c.times_ms]
         mean = pooled([sum(each) for each in some], [len(each) for each in some])
-        out.append(
-            Figure(
-                TIME,
-                arm,
-                None,
-                percentile(times, 50),
-                percentile(times, 90),
-                mean.value,
-                "ms",
-                len(times),
-                percentile(times, 99),
-                percentile(times, 10),
-                mean.low,
-                mean.high,
-                {**more, "lag_ms": round(max(c.lag_ms for c in cells), 3)},
-            )
-        )
+        told = {**more, "lag_ms": round(max(c.lag_ms for c in cells), 3)}
+        every = latency_figure(TIME, arm, None, times, told)
+        out.append(replace(every, value=mean.value, low=mean.low, high=mean.high))
     return out
 
 

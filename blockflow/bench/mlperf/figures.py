@@ -23,7 +23,8 @@ from blockflow.bench.mlperf.job import disk
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.mlperf.report import SUMMARY
 from blockflow.bench.mlperf.verdict import WHOLE_QUERY
-from blockflow.bench.results import Figure, ResultFile, Run, same_machine
+from blockflow.bench.results import Figure, ResultFile, Run, interval_figure, same_machine
+from blockflow.bench.statistics import Interval
 from blockflow.core.errors import BlockFlowError, RequestError
 
 BENCHMARK = "mlperf"
@@ -194,12 +195,7 @@ def _batches(r: Mapping[str, Any], tasks: str) -> list[Figure]:
 def _validation(v: Mapping[str, Any]) -> Figure:
     labels = {"scenario": v["scenario"], "outcome": v["outcome"]}
     if "ratio" in v:
-        ratio = v["ratio"]
-        low, high = ratio["low"], ratio["high"]
-        return Figure(
-            VALIDATION, v["test"], None, None, None, ratio["value"], "x", ratio["n"],
-            low=low, high=high, labels=labels,
-        )  # fmt: skip
+        return interval_figure(VALIDATION, v["test"], None, Interval(**v["ratio"]), "x", labels)
     compared = v.get("compared", 0)
     share = 100 * (compared - v["differing"]) / compared if compared else 0.0
     return Figure.of(VALIDATION, v["test"], share, "%", compared, labels)

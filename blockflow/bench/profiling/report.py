@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from blockflow.bench.profiling.choice import Judged
 from blockflow.bench.profiling.plan import Effort
 from blockflow.bench.profiling.run import Measured
 from blockflow.bench.profiling.session import Outcome
-from blockflow.bench.results import Figure
+from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.statistics import Interval
 from blockflow.core.fit import fit_curve
 from blockflow.core.profile import Point
 
@@ -140,22 +141,10 @@ def figures(measured: Measured) -> list[Figure]:
             labels = {**base, "threads": p.threads, "spread": p.spread, "outliers": p.outliers}
             if p.length is not None:
                 labels["length"] = p.length
-            out.append(
-                Figure(
-                    "forward",
-                    f"{measured.name}: {candidate.label}",
-                    p.rows,
-                    p.p50_ms,
-                    p.p90_ms,
-                    p.p50_ms,
-                    "ms",
-                    p.runs,
-                    p.p99_ms,
-                    low=p.low_ms,
-                    high=p.high_ms,
-                    labels=labels,
-                )
-            )
+            name = f"{measured.name}: {candidate.label}"
+            found = Interval(p.p50_ms, p.low_ms, p.high_ms, p.runs)
+            made = interval_figure("forward", name, p.rows, found, "ms", labels)
+            out.append(replace(made, p50_ms=p.p50_ms, p90_ms=p.p90_ms, p99_ms=p.p99_ms))
         if outcome.error is not None:
             name = f"{measured.name}: {candidate.label}"
             out.append(Figure.of("error", name, outcome.error, "", 1, base))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blockflow.bench.results import Figure, interval_figure
@@ -165,28 +165,15 @@ def figures(entries: Sequence[Entry]) -> list[Figure]:
     out: list[Figure] = []
     for entry in entries:
         labels = {"rate": entry.rate, "load": round(entry.load, 4)}
-        mean = entry.latency("mean")
-        if mean is not None:
-            p50, p90, p99, wait, compute = (entry.latency(w) for w in _LATENCIES[1:])
-            out.append(
-                Figure(
-                    "simulated latency",
-                    entry.policy,
-                    None,
-                    p50.value if p50 else None,
-                    p90.value if p90 else None,
-                    mean.value,
-                    "ms",
-                    mean.n,
-                    p99.value if p99 else None,
-                    low=mean.low,
-                    high=mean.high,
-                    labels=labels,
-                )
-            )
-            for name, part in (("wait_ms", wait), ("compute_ms", compute)):
-                if part is not None:
-                    out.append(interval_figure(name, entry.policy, None, part, "ms", labels))
+        found = {w: f for w in _LATENCIES if (f := entry.latency(w)) is not None}  # all, or none
+        if found:
+            mean, p50, p90, p99, *_ = found.values()
+            made = interval_figure("simulated latency", entry.policy, None, mean, "ms", labels)
+            out.append(replace(made, p50_ms=p50.value, p90_ms=p90.value, p99_ms=p99.value))
+            out += [
+                interval_figure(f"{which}_ms", entry.policy, None, found[which], "ms", labels)
+                for which in ("wait", "compute")
+            ]
         if entry.versus is not None:
             out.append(
                 interval_figure("latency ratio", entry.policy, None, entry.versus, "x", labels)

@@ -257,13 +257,8 @@ def _moved_figures(
 
 def _sent_figures(sent: Rounds, settings: Settings) -> Iterator[Figure]:
     for way in WAYS:
-        bounds = sent.median(way)
-        yield Figure(
-            *(SOCKETS, way, 1, None, None, bounds.value / _MB, "MB", bounds.n),
-            low=bounds.low / _MB,
-            high=bounds.high / _MB,
-            labels=settings.labels,
-        )
+        found = median_interval([b / _MB for b in sent.of(way)])
+        yield interval_figure(SOCKETS, way, 1, found, "MB", settings.labels)
 
 
 def _draw_cumulative(found: Mapping[str, Sequence[float]]) -> Any:
