@@ -13,10 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from blockflow.bench.results import (
     make_command,
 )
 from blockflow.bench.statistics import median_interval, percentile, ratio_interval
+from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
@@ -162,17 +164,18 @@ def measure(plan: Plan, say: Any) -> list[Figure]:
 
 
 def _rounds(plan: Plan, client: Client, sender: Greedy) -> dict[str, list[list[float]]]:
+    def beside() -> list[float]:
+        with sender.sending(plan.fill_s):
+            found = ask(client, plan.seconds)
+        ask(client, plan.fill_s)  # until the slow head is done with what it has begun
+        return found
+
     ask(client, plan.seconds / 4)
-    rounds: dict[str, list[list[float]]] = {ALONE: [], BESIDE: []}
-    for n in range(plan.pairs):
-        for condition in (ALONE, BESIDE) if n % 2 == 0 else (BESIDE, ALONE):
-            if condition == ALONE:
-                rounds[condition].append(ask(client, plan.seconds))
-                continue
-            with sender.sending(plan.fill_s):
-                rounds[condition].append(ask(client, plan.seconds))
-            ask(client, plan.fill_s)  # until the slow head is done with what it has begun
-    return rounds
+    ways: dict[str, Callable[[], list[float]]] = {
+        ALONE: partial(ask, client, plan.seconds),
+        BESIDE: beside,
+    }
+    return in_turn(ways, plan.pairs, lambda: None)
 
 
 def figures(way: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:

@@ -16,10 +16,11 @@ from typing import Annotated, Any, ClassVar
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as ScreenTable
+from rich.table import Table
 
 from blockflow.bench.canvas import new_page
 from blockflow.bench.demo.server import Rest, Server
+from blockflow.bench.grid import Grid
 from blockflow.bench.interrupts import interruptible
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.document import make_document
@@ -36,7 +37,6 @@ from blockflow.bench.mlperf.report import (
     HTML,
     MARKDOWN,
     SUMMARY,
-    Table,
     Text,
     sections,
     write_report,
@@ -324,9 +324,9 @@ def _finish(
     for part in sections(document):
         if isinstance(part, Text):
             console.print(escape(part.text))
-        elif isinstance(part, Table) and part.title in _TITLES:
+        elif isinstance(part, Grid) and part.title in _TITLES:
             # The percentiles are in the report: a terminal is narrow.
-            shown = ScreenTable(*part.heads[:_COLUMNS], title=part.title, title_justify="left")
+            shown = Table(*part.heads[:_COLUMNS], title=part.title, title_justify="left")
             for row in part.rows:
                 shown.add_row(*map(escape, row[:_COLUMNS]))
             console.print(shown)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from mlperf_documents import document, result, searched, target
 
+from blockflow.bench.grid import Grid
 from blockflow.bench.mlperf.batch_sizes import EVERY_S, BatchSizes, BatchWatch
 from blockflow.bench.mlperf.report import (
     HTML,
     MARKDOWN,
     SUMMARY,
-    Table,
     Text,
     sections,
     to_html,
@@ -26,7 +26,7 @@ from blockflow.core.errors import make_error
 
 
 def test_a_report_escapes_what_comes_from_outside() -> None:
-    parts = [Text("<b>"), Table("t", ("a|b",), [("<script>\nx|y",)])]
+    parts = [Text("<b>"), Grid("t", ("a|b",), [("<script>\nx|y",)])]
     page = to_html(parts)
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -34,7 +34,7 @@ def test_a_report_escapes_what_comes_from_outside() -> None:
 
 
 def test_a_report_tells_verdicts_tests_blocks_and_batches() -> None:
-    tables = {p.title: p for p in sections(document()) if isinstance(p, Table)}
+    tables = {p.title: p for p in sections(document()) if isinstance(p, Grid)}
     assert [row[0] for row in tables["Verdicts of LoadGen"].rows] == [
         "single-stream",
         "server",
@@ -56,7 +56,7 @@ def test_a_picture_of_an_earlier_call_lies_beside_no_later_report(tmp_path: Path
 def test_a_report_says_how_sure_a_percentile_is() -> None:
     def told(**more: Any) -> str:
         parts = sections(document(results=[result("single-stream", **more)]))
-        (table,) = [p for p in parts if isinstance(p, Table) and p.title == "Verdicts of LoadGen"]
+        (table,) = [p for p in parts if isinstance(p, Grid) and p.title == "Verdicts of LoadGen"]
         return table.rows[0][3]
 
     assert told(estimate_ms=2.75) == "p90 latency 2.5 ms (with 99% confidence at most 2.75 ms)"
@@ -105,7 +105,7 @@ def test_a_report_says_what_was_asked_in_the_words_of_the_scenario(
 ) -> None:
     data = {t: {"origin": "", "rows": n, "labels": True} for t, n in (("a", 360), ("b", 4))}
     parts = sections(document(results=[result(scenario, mode=mode)], data=data))
-    (table,) = [p for p in parts if isinstance(p, Table) and p.title == "What was asked"]
+    (table,) = [p for p in parts if isinstance(p, Grid) and p.title == "What was asked"]
     assert table.rows[-1][1] == asked
 
 
@@ -140,7 +140,7 @@ def test_a_report_shows_each_tasks_own_target() -> None:
     (run,) = [
         part
         for part in sections(document(results=[result("server", tasks=tasks)]))
-        if isinstance(part, Table) and part.title == "Each task's target"
+        if isinstance(part, Grid) and part.title == "Each task's target"
     ]
     assert run.rows == [
         ("server", "a", "too few", "3.000", "99", "15", "700", "350", "662"),
@@ -184,7 +184,7 @@ def test_a_report_says_what_a_search_has_found(
         if isinstance(p, Text) and p.text.startswith("server")
     ]
     assert text == "server: the search broke off; of its 2 runs 60 queries/s was VALID."
-    (runs,) = [p for p in parts if isinstance(p, Table) and "search" in p.title]
+    (runs,) = [p for p in parts if isinstance(p, Grid) and "search" in p.title]
     assert "highest" not in runs.title
     assert runs.heads[4] == "p99 ms"
     assert runs.rows == [("126", "INVALID", "short", "119", "17.500", "late", "server-01")]

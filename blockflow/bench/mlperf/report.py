@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.calibration import Steadiness
-from blockflow.bench.grid import Rows
+from blockflow.bench.grid import Grid, Rows
 from blockflow.bench.mlperf.asked import asked_text
 from blockflow.bench.mlperf.document import digests
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
@@ -35,15 +35,6 @@ OFFICIAL_NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A title, heads and rows of text."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
     """A title and a file beside the report."""
 
@@ -65,7 +56,7 @@ class Heading:
     text: str
 
 
-Part = Table | Picture | Text | Heading
+Part = Grid | Picture | Text | Heading
 
 
 def write_summary(document: Mapping[str, Any], out: Path) -> None:
@@ -113,7 +104,7 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
         found.append(_targets(document))
     reasons = [(_name(r), reason) for r in document["results"] for reason in r["reasons"]]
     if reasons:
-        found.append(Table("What stands against a verdict", ("run", "reason"), reasons))
+        found.append(Grid("What stands against a verdict", ("run", "reason"), reasons))
     accuracies = [
         (
             r["scenario"],
@@ -128,7 +119,7 @@ def sections(document: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> l
     ]
     if accuracies:
         heads = ("scenario", "task", "top-1", "top-5", "rows", "without answer")
-        found.append(Table("Accuracy", heads, accuracies))
+        found.append(Grid("Accuracy", heads, accuracies))
     untold = (_untold(r, document["data"]) for r in document["results"])
     found += [Text(text) for text in untold if text]
     if document["validation"]:
@@ -174,7 +165,7 @@ def _failed(result: Mapping[str, Any]) -> str:
     )
 
 
-def _verdicts(document: Mapping[str, Any]) -> Table:
+def _verdicts(document: Mapping[str, Any]) -> Grid:
     rows = Rows()
     for r in document["results"]:
         metric, samples = r["metric"], r["samples"]
@@ -195,10 +186,10 @@ def _verdicts(document: Mapping[str, Any]) -> Table:
             str(_unanswered(r)),
         )
     heads = ("run", "verdict", "kind", "result", "p50 ms", "p90 ms", "p99 ms", "samples", "failed")
-    return Table("Verdicts of LoadGen", heads, rows)
+    return Grid("Verdicts of LoadGen", heads, rows)
 
 
-def _targets(document: Mapping[str, Any]) -> Table:
+def _targets(document: Mapping[str, Any]) -> Grid:
     rows = [
         (
             _name(r),
@@ -215,7 +206,7 @@ def _targets(document: Mapping[str, Any]) -> Table:
         for t in r["tasks"]
     ]
     numbers = ("percentile", "bound ms", "samples", "queries", "needed")
-    return Table("Each task's target", ("run", "task", "verdict", "seen ms", *numbers), rows)
+    return Grid("Each task's target", ("run", "task", "verdict", "seen ms", *numbers), rows)
 
 
 def _ms(value: float | None) -> str:
@@ -256,7 +247,7 @@ def _repeated(result: Mapping[str, Any]) -> str:
     )
 
 
-def _search(result: Mapping[str, Any]) -> Table:
+def _search(result: Mapping[str, Any]) -> Grid:
     rows = [
         (
             plain(run["rate"]),
@@ -272,33 +263,33 @@ def _search(result: Mapping[str, Any]) -> Table:
     share = min(t["percentile"] for t in result["settings"]["targets"].values())
     heads = ("queries/s", "verdict", "kind", "completed/s", f"p{100 * share:g} ms")
     title = "Every run of the search" if result["found"] else "Every run at the rate"
-    return Table(title, (*heads, "reasons", "logs"), rows)
+    return Grid(title, (*heads, "reasons", "logs"), rows)
 
 
-def _blocks(result: Mapping[str, Any]) -> Table:
+def _blocks(result: Mapping[str, Any]) -> Grid:
     rows = [
         (b["block"], str(b["count"]), *(f"{b[f'{part}_ms']:.3f}" for part in PARTS))
         for b in result["blocks"]
     ]
     title = f"Where the time went, {_name(result)}: means per request"
-    return Table(title, ("block", "requests", *(f"{p} ms" for p in PARTS)), rows)
+    return Grid(title, ("block", "requests", *(f"{p} ms" for p in PARTS)), rows)
 
 
-def _batches(result: Mapping[str, Any]) -> Table:
+def _batches(result: Mapping[str, Any]) -> Grid:
     rows = [
         (b["block"], str(b["batches"]), f"{b['mean']:.2f}", f"{max(b['looks'], default=0):.2f}")
         for b in result["batches"]
     ]
     heads = ("block", "batches", "mean rows", "highest mean of a second")
-    return Table(f"Batch sizes, {_name(result)}", heads, rows)
+    return Grid(f"Batch sizes, {_name(result)}", heads, rows)
 
 
-def _validation(document: Mapping[str, Any]) -> Table:
+def _validation(document: Mapping[str, Any]) -> Grid:
     rows = [(v["test"], v["scenario"], v["outcome"], v["why"]) for v in document["validation"]]
-    return Table("Validation tests", ("test", "scenario", "outcome", "what was found"), rows)
+    return Grid("Validation tests", ("test", "scenario", "outcome", "what was found"), rows)
 
 
-def _setting(document: Mapping[str, Any]) -> Table:
+def _setting(document: Mapping[str, Any]) -> Grid:
     plan = document["plan"]
     rows = [("command", document["command"])]
     rows += [(f"data, {t}", d["origin"]) for t, d in document["data"].items()]
@@ -306,10 +297,10 @@ def _setting(document: Mapping[str, Any]) -> Table:
     rows += [("tasks by weight", weights), ("seed", str(plan["seed"]))]
     for r in document["results"]:
         rows.append((_name(r), asked_text(r, document["data"])))
-    return Table("What was asked", ("", ""), rows)
+    return Grid("What was asked", ("", ""), rows)
 
 
-def _machine(document: Mapping[str, Any]) -> Table:
+def _machine(document: Mapping[str, Any]) -> Grid:
     rows = [(name, str(value)) for name, value in document["machine"].items() if value]
     if document["fixed_work"] is not None:
         name, _, told = Steadiness(**document["fixed_work"]).sentence().partition(": ")
@@ -317,7 +308,7 @@ def _machine(document: Mapping[str, Any]) -> Table:
     for name, route in document["system"].get("tasks", {}).items():
         rows.append((f"task {name}", " → ".join(route["path"])))
     rows += [(f"block {name}", digest) for name, digest in digests(document).items()]
-    return Table("Machine, versions and blocks", ("", ""), rows)
+    return Grid("Machine, versions and blocks", ("", ""), rows)
 
 
 # --- how it is written ---------------------------------------------------------------------------
@@ -336,7 +327,7 @@ def to_markdown(parts: Sequence[Part], title: str = _TITLE) -> str:
                 lines += [text, ""]
             case Picture(name, file):
                 lines += [f"## {name}", "", f"![{name}]({file})", ""]
-            case Table(name, heads, rows):
+            case Grid(name, heads, rows):
                 lines += [f"## {name}", "", _row(heads), "|" + "---|" * len(heads)]
                 lines += [*(_row(r) for r in rows), ""]
     return "\n".join(lines)
@@ -369,7 +360,7 @@ def to_html(parts: Sequence[Part], title: str = _TITLE) -> str:
             case Picture(name, file):
                 lines.append(f"<h2>{html.escape(name)}</h2>")
                 lines.append(f'<img src="{html.escape(file)}" alt="{html.escape(name)}">')
-            case Table(name, heads, rows):
+            case Grid(name, heads, rows):
                 lines.append(f"<h2>{html.escape(name)}</h2><table>")
                 lines.append(_html_row(heads, "th"))
                 lines += [_html_row(r, "td") for r in rows]

@@ -6,16 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockflow.bench.grid import Grid
 from blockflow.bench.mlperf.job import disk
-from blockflow.bench.mlperf.report import (
-    Heading,
-    Part,
-    Picture,
-    Table,
-    Text,
-    to_html,
-    to_markdown,
-)
+from blockflow.bench.mlperf.report import Heading, Part, Picture, Text, to_html, to_markdown
 from blockflow.bench.results import revision_text
 from blockflow.bench.thesis.outcome import read_documents, title_of
 
@@ -45,9 +38,9 @@ def sections(documents: Sequence[Mapping[str, Any]]) -> list[Part]:
     return found
 
 
-def _overview(documents: Iterable[Mapping[str, Any]]) -> Table:
+def _overview(documents: Iterable[Mapping[str, Any]]) -> Grid:
     rows = [(title_of(d, "name"), ", ".join(d["of"]), state(d), d["says"]) for d in documents]
-    return Table("What it shows", ("experiment", "of", "", "in one line"), rows)
+    return Grid("What it shows", ("experiment", "of", "", "in one line"), rows)
 
 
 def state(document: Mapping[str, Any]) -> str:
@@ -68,7 +61,7 @@ def _section(document: Mapping[str, Any]) -> list[Part]:
         )
     found.append(Text(document["says"]))
     for table in document["tables"]:
-        found.append(Table(table["title"], table["heads"], table["rows"]))
+        found.append(Grid(table["title"], tuple(table["heads"]), table["rows"]))
     found += [Picture(p["title"], p["file"]) for p in document["pictures"]]
     found += [Text(note) for note in document["notes"]]
     if document["error"] is not None and document["error"].get("hint"):
