@@ -165,7 +165,7 @@ class Doubled(Context):
         return self._chain
 
     @contextmanager
-    def system(self, topology: Mapping[str, Any], repository: Path | None = None) -> Iterator[Any]:
+    def system(self, topology: Mapping[str, Any]) -> Iterator[Any]:
         yield Deployed(topology)
 
 

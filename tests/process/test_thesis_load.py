@@ -70,9 +70,7 @@ class Shared(Context):
         self._system = system
 
     @contextmanager
-    def system(
-        self, topology: Mapping[str, Any], repository: Path | None = None
-    ) -> Iterator[System]:
+    def system(self, topology: Mapping[str, Any]) -> Iterator[System]:
         self._system.apply(topology)
         yield self._system
 
@@ -250,8 +248,8 @@ def test_a_worker_that_is_killed_in_mid_visit_leaves_what_was_found(
     begun = context.system
 
     @contextmanager
-    def seen(topology: Mapping[str, Any], repository: Path | None = None) -> Iterator[System]:
-        with begun(topology, repository) as system:
+    def seen(topology: Mapping[str, Any]) -> Iterator[System]:
+        with begun(topology) as system:
             running.append(system)
             yield system
 

@@ -56,9 +56,9 @@ class Watched(Doubled):
         self.deployed: list[Mapping[str, Any]] = []
 
     @contextmanager
-    def system(self, topology: Mapping[str, Any], repository: Path | None = None) -> Iterator[Any]:
+    def system(self, topology: Mapping[str, Any]) -> Iterator[Any]:
         self.deployed.append(topology)
-        with super().system(topology, repository) as system:
+        with super().system(topology) as system:
             yield system
 
 

@@ -131,21 +131,15 @@ class Context:
             return replace(self.workshop.chain(*wanted), device=self.settings.device)
 
     @contextmanager
-    def system(
-        self, topology: Mapping[str, Any], repository: Path | None = None
-    ) -> Iterator[System]:
+    def system(self, topology: Mapping[str, Any]) -> Iterator[System]:
         """A running system of its own over the call's model's blocks, with ``topology`` applied.
-
-        Args:
-            topology: of the update.
-            repository: another one, such as ``chain(model=...).repository``.
 
         Raises:
             BlockFlowError: it cannot be started, or the topology is refused.
         """
         self._systems += 1
         with System(
-            repository=repository or self.workshop.repository(self.settings.model),
+            repository=self.workshop.repository(self.settings.model),
             state_dir=self.scratch / f"state{self._systems}",
             rest_port=0,
             client_port=0,
