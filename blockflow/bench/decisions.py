@@ -175,7 +175,7 @@ def _spec(text: str) -> Mapping[str, Any]:
 
 
 @orderly
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Measure the policies and print the table; 0."""
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.decisions")
     parser.add_argument("--queued", type=int, default=64, help="queries in the queue")

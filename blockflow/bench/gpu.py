@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -298,9 +297,8 @@ def _share(text: str) -> float:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures; status 2 without a GPU."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="is everything sound?")
     parser.add_argument(
@@ -333,4 +331,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ number of hops (:mod:`blockflow.bench.echo_chain`).
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -261,9 +260,8 @@ def parse_args(argv: Sequence[str] | None) -> tuple[Plan, Path]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures."""
-    arguments = sys.argv[1:] if argv is None else argv
     plan, target = parse_args(arguments)
     console = Console()
     begin = calibrate()

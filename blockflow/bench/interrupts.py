@@ -10,18 +10,16 @@ from __future__ import annotations
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec
+from typing import Protocol
 
 INTERRUPTED = 130
 """The exit status of a run that was ended so, as shells say it."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a person, a service or a terminal that is closed ends a command with."""
-
-P = ParamSpec("P")
 
 
 @contextmanager
@@ -52,15 +50,21 @@ def hold() -> None:
         signal.signal(number, _ignore)
 
 
-def orderly(main: Callable[P, int]) -> Callable[P, int]:
+class Main(Protocol):
+    """A benchmark's: by default it takes the arguments that the process got."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+def orderly(main: Callable[[list[str]], int]) -> Main:
     """For the ``main`` of a benchmark: those signals end it in order, with a line that says so and
     the status :data:`INTERRUPTED`."""
 
     @wraps(main)
-    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+    def run(argv: Sequence[str] | None = None) -> int:
         with interruptible():
             try:
-                return main(*args, **kwargs)
+                return main(list(sys.argv[1:] if argv is None else argv))
             except KeyboardInterrupt:
                 sys.stderr.write("interrupted; what was started was stopped\n")
                 return INTERRUPTED

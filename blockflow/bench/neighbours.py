@@ -9,7 +9,6 @@ both heads in one worker, and with whole tensors in the place of handles.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import threading
 import time
@@ -192,9 +191,8 @@ def figures(way: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> list[F
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Measure, print the table, write the figures."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m blockflow.bench.neighbours", description=__doc__
     )

@@ -8,7 +8,6 @@ does then is to answer as many as before, in time, and to refuse the others at o
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import threading
 import time
@@ -159,11 +158,10 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the benchmark, print its table, write its figures and its picture; status 1 if one of the
     promises is missed. (A quick run is too short to tell, and one without the adaptive limit is
     there to be compared with.)"""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     plan, args = parse_args(arguments)
     console = Console()
     loads, memory = measure(plan, lambda line: console.print(line, highlight=False))

@@ -16,7 +16,6 @@ throughput, the bound is as many independent in-process pipelines as there are c
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,9 +269,8 @@ def measure(
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     plan, args = parse_args(arguments)
     name = "pipeline" if args.all else "bench"
     console = Console()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -225,9 +224,8 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run, print, write the figures."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     plan, args = parse_args(arguments)
     console = Console()
     with (

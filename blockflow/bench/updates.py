@@ -9,7 +9,6 @@ without a pause all the while and keep their own ledger.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -204,9 +203,8 @@ def figures(found: Run) -> list[Figure]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run, print, write the figures; status 1 if a request failed or was mixed."""
-    arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.updates", description=__doc__)
     parser.add_argument(
         "--updates", type=options.count, default=_UPDATES, help=f"how many (default {_UPDATES})"

@@ -132,11 +132,11 @@ def test_an_orderly_main_leaves_its_contexts_and_says_so(
 
 def test_an_orderly_main_that_is_left_alone_returns_its_status() -> None:
     @orderly
-    def main() -> int:
-        return 7
+    def main(arguments: list[str]) -> int:
+        return 7 + len(arguments)
 
     before = handlers()
-    assert main() == 7
+    assert main([]) == 7
     assert handlers() == before
 
 

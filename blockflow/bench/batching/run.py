@@ -7,7 +7,6 @@ changed in place between the visits. Each experiment's figures are written as so
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -221,9 +220,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     args = parse_args(arguments)
     plan = PLANS[args.extent]
     if args.spare is not None:

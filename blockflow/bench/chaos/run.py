@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -323,9 +322,8 @@ def status_of(found: Findings) -> int:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run, print, write the figures and the picture; the status is :func:`status_of`."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     args, kinds = parse_args(arguments)
     console = Console()
     whole = args.kills or args.seconds

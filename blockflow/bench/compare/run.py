@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,13 +165,12 @@ def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Compare, print, write.
 
     0; 1 with ``--fail`` where something got slower; 2 on errors, and where nothing was compared;
     130 after Ctrl-C or SIGTERM.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
     plan, args = parse_args(arguments)
     others = [a for a in arguments if a != plan.base]
     command = make_command(f"bench-compare BASE={shlex.quote(plan.base)}", others)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -64,9 +63,8 @@ def run(
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run, print, write the figures; status 1 if an invariant was broken."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.faultsim")
     parser.add_argument("--seeds", type=count, default=_SEEDS, help=f"runs (default {_SEEDS})")
     parser.add_argument("--first-seed", type=int, default=1, help="of them (default 1)")

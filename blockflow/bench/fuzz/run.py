@@ -11,10 +11,9 @@ import argparse
 import http.client
 import json
 import logging
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,9 +256,8 @@ def figures(decoded: Report, system: Report) -> list[Figure]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run it; the exit status is 1 when something failed."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="make fuzz ARGS=...", description=__doc__)
     parser.add_argument(
         "--frames", type=count, default=_FRAMES, help=f"at the sockets, in all (default {_FRAMES})"
@@ -298,4 +296,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ of which 27 minutes are rounds beside a client that does not read. What other co
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,9 +57,8 @@ def measure(parts: Sequence[str], *, quick: bool, console: Console) -> list[Figu
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Measure, print, write the figures; status 1 if one of the promises is missed."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m blockflow.bench.reliability.run")
     parser.add_argument("--only", default="", help="some of " + ", ".join(_PARTS))
     parser.add_argument("--quick", action="store_true", help="once each: is everything sound?")

@@ -9,7 +9,6 @@ thesis, and the tables come out cell by cell (status 1 if one did not).
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,9 +113,8 @@ def fitting() -> list[str]:
 
 
 @orderly
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Measure or take the constants, print the tables, write figures and picture."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     args = parse_args(arguments)
     console = Console()
     try:
