@@ -65,13 +65,18 @@ class Costs:
             if len(route) == 1:
                 line = self._stage(route[0], length)
             else:
-                parts = []
-                for stage in route:
-                    parts.append(self.line((stage,), length))
-                    length = self._facts[stage].carried(length) if stage in self._facts else length
+                parts = self.parts(route, length)
                 line = [sum(times) for times in zip(*parts, strict=True)] or [0] * (self._top + 1)
             self._lines[key] = line
         return line
+
+    def parts(self, route: Route, length: int | None = None) -> list[Line]:
+        """:meth:`line` of each stage of ``route`` for what comes to it."""
+        parts = []
+        for stage in route:
+            parts.append(self.line((stage,), length))
+            length = self._facts[stage].carried(length) if stage in self._facts else length
+        return parts
 
     def fluctuation(self, route: Route) -> float:
         """LBCI's ``r_max``: the largest over the route's stages."""

@@ -174,7 +174,7 @@ class DvabatchPolicy(QueueingPolicy):
         if not levels:  # all have left the worker, or failed
             self._dissolve(part)
             return
-        for level in levels[1:]:
+        for level in reversed(levels[1:]):  # each comes right behind the first
             # Ways part here: that is a split, whose branches need not go one after the other.
             going = [q for q in part.waiting.values() if self._position[q.stage] == level]
             self._convoys.join(self._table.split(part, level), going)
@@ -268,7 +268,7 @@ class DvabatchPolicy(QueueingPolicy):
         route = self._routes(queries)
 
         def time(part: Sequence[Query], rows: int) -> int:
-            return self._times(part).ns(route, rows)
+            return at(self._known.line(route, part), rows)
 
         halves = time(queries[:count], head) + time(queries[count:], total - head)
         return count if time(queries, total) >= halves else len(queries)
@@ -311,7 +311,7 @@ class DvabatchPolicy(QueueingPolicy):
             if self._input and active + total - rows > self._bs_max:
                 return False
             times.add(query)
-            return not times.makes_late(total)
+            return not times.makes_late()
 
         joining = self._room.pick(group, self._limit(route), admit, aboard)
         if not joining:

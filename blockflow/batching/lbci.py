@@ -28,6 +28,7 @@ from blockflow.batching.joining import gain
 from blockflow.batching.meetings import Rank
 from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
 from blockflow.batching.policy import Decision, Query, Run
+from blockflow.batching.predicting import BatchTimes
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
@@ -272,7 +273,7 @@ class LbciPolicy(QueueingPolicy):
             return []
         k = route.index(stage)
         times = self._join_times(route, k, aboard, now, now)
-        n_d = rows = sum(q.rows for q in aboard)
+        n_d = sum(q.rows for q in aboard)
         done = now - batch.started_ns
         oldest, fits = now, 0
         same_way = self._room.pick(
@@ -280,13 +281,11 @@ class LbciPolicy(QueueingPolicy):
         )
         # All are looked at: measured times may fall somewhere, so that more fit than fewer.
         for n, query in enumerate(same_way, start=1):
-            rows += query.rows
             oldest = min(oldest, query.ready_ns)
             times.add(query)
-            most = self._n_opt([times.before + way for way in times.ways], times.longest)
-            end = max(times.end(way, rows) for way in times.ways)
-            in_bound = rows <= most and end - oldest + done < self._t_opt
-            if in_bound and not times.makes_late(rows):
+            end = times.end(times.all.latest())
+            in_bound = self._within(times.whole) and end - oldest + done < self._t_opt
+            if in_bound and not times.makes_late():
                 fits = n
         joining = same_way[:fits]
         batch.may_join = False
@@ -307,27 +306,31 @@ class LbciPolicy(QueueingPolicy):
             return None
         most = self._limit(self._route(self._room.most_urgent(group)))
         in_time = self._in_time(group, now, most)
-        times, ways, limit = self._times(), set[Route](), most
+        times, full = BatchTimes(self._known), False
 
         def admit(rows: int, query: Query) -> bool:
-            nonlocal limit
-            way, longest = self._route(query), times.longest
-            times.add(query)
-            if way not in ways or times.longest != longest:
-                ways.add(way)
-                limit = self._n_opt(ways, times.longest)
-            if rows > query.rows and rows > limit:
-                return False
-            return in_time is None or in_time(rows, query)
+            nonlocal full
+            times.add(query, self._route(query))
+            full = rows > query.rows and not self._within(times)
+            return not full and (in_time is None or in_time(rows, query))
 
         queries = self._room.pick(group, most, admit)
-        of_all = self._n_opt({self._route(q) for q in queries}, self._times(queries).longest)
         batch = _Batch(group, now)
-        batch.may_join = self._room.rows(group) < of_all
+        batch.may_join = not full and self._room.rows(group) < self._n_opt(
+            times.ways, times.longest
+        )
         self._room.serve(group, queries)
         self._convoys.join(batch, queries)
         self._batches.append(batch)
         return self._go(batch, group[0])
+
+    def _within(self, times: BatchTimes) -> bool:
+        """Whether a batch has ``N_opt`` rows at most; if ways part, in one lane: whether it is
+        within the strict bound as it is."""
+        if len(times.ways) == 1 or self.lanes > 1:
+            return times.rows <= self._n_opt(times.ways, times.longest)
+        fluctuation = max(map(self._costs.fluctuation, times.ways))
+        return times.ns(times.latest()) * (1 + fluctuation) <= self._t_opt
 
     def _n_opt(self, ways: Iterable[Route], length: int | None) -> int:
         """The least ``N_opt`` of ``ways``."""

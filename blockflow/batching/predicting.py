@@ -1,12 +1,14 @@
 """Predicting: when batches that grow query by query end, by the profiles.
 
 A batch takes as long as the longest of its queries makes it, to which all are padded; and each of
-its queries ends where its own way does.
+its queries ends where its own way does. In one lane that is behind the other ways' stages: where
+they part, the worker runs one after another, in the order of its blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from blockflow.batching.costs import Costs, Line, Route, at
 from blockflow.batching.policy import Query
@@ -16,52 +18,102 @@ LengthOf = Callable[[Query], int | None]
 RouteOf = Callable[[Query], Route]
 
 
+class Known(NamedTuple):
+    """What predictions follow from.
+
+    Attributes:
+        costs: of the stages.
+        length_of: of a query, which is None for fixed dims; None where all have these.
+        route_of: the stages that a query has still to run, the present one among them.
+        position: of each stage in the worker.
+        lanes: of the worker. In several, ways that have parted may run side by side.
+    """
+
+    costs: Costs
+    length_of: LengthOf | None
+    route_of: RouteOf
+    position: Mapping[int, int]
+    lanes: int
+
+    def line(self, route: Route, queries: Iterable[Query]) -> Line:
+        """Nanoseconds through ``route`` by rows, in a batch of ``queries``."""
+        if self.length_of is None:
+            return self.costs.line(route)
+        found = map(self.length_of, queries)
+        return self.costs.line(route, max((n for n in found if n is not None), default=None))
+
+
 class BatchTimes:
     """Predicted times of a batch to which queries are added one by one.
 
-    Args:
-        costs: of the stages.
-        length_of: of a query, which is None for fixed dims; None where all have these.
-        aboard: whom it has already.
-
     Attributes:
         longest: length of the longest so far; None for fixed dims, and before the first query.
+        rows: of all of them.
+        ways: what they run, and how many rows run it.
     """
 
-    __slots__ = ("_costs", "_length_of", "longest")
+    __slots__ = ("_known", "_lines", "_there", "longest", "rows", "ways")
 
-    def __init__(
-        self, costs: Costs, length_of: LengthOf | None, aboard: Iterable[Query] = ()
-    ) -> None:
-        self._costs = costs
-        self._length_of = length_of
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._lines: dict[int, Line] = {}
+        self._there: dict[int, int] = {}  # rows by stage, once ways differ
         self.longest: int | None = None
-        if length_of is not None:
-            self.longest = max((n for n in map(length_of, aboard) if n is not None), default=None)
+        self.rows = 0
+        self.ways: dict[Route, int] = {}
 
-    def add(self, query: Query) -> None:
-        """``query`` is among them."""
-        length = None if self._length_of is None else self._length_of(query)
+    def add(self, query: Query, way: Route) -> None:
+        """``query``, which runs ``way``, is among them."""
+        length_of = self._known.length_of
+        length = None if length_of is None else length_of(query)
         if length is not None and (self.longest is None or length > self.longest):
             self.longest = length
+            self._lines.clear()
+        if way not in self.ways:
+            self.ways[way] = 0
+            self._lines.clear()
+        self.ways[way] += query.rows
+        self.rows += query.rows
+        if self._there:
+            self._count(way, query.rows)
 
-    def line(self, route: Route) -> Line:
-        """Nanoseconds through ``route`` by rows."""
-        return self._costs.line(route, self.longest)
+    def ns(self, way: Route) -> int:
+        """Nanoseconds until those who run ``way`` have done so."""
+        if len(self.ways) < 2:
+            return at(self._known.costs.line(way, self.longest), self.rows)
+        if not self._there:
+            for each, rows in self.ways.items():
+                self._count(each, rows)
+        if not self._lines:
+            for each in self.ways:
+                parts = self._known.costs.parts(each, self.longest)
+                self._lines.update(zip(each, parts, strict=True))
+        before: Iterable[int] = way
+        if way and self._known.lanes == 1:
+            position = self._known.position
+            last = position[way[-1]]
+            before = (stage for stage in self._there if position[stage] <= last)
+        return sum([at(self._lines[stage], self._there[stage]) for stage in before])
 
-    def ns(self, route: Route, rows: int) -> int:
-        """Nanoseconds of ``rows`` rows through ``route``."""
-        return at(self._costs.line(route, self.longest), rows)
+    def latest(self) -> Route:
+        """The way that ends last."""
+        if len(self.ways) < 2:
+            return next(iter(self.ways))
+        if self._known.lanes > 1:
+            return max(self.ways, key=self.ns)
+        position = self._known.position
+        return max(self.ways, key=lambda way: position[way[-1]] if way else -1)
+
+    def _count(self, way: Route, rows: int) -> None:
+        for stage in way:
+            self._there[stage] = self._there.get(stage, 0) + rows
 
 
 class JoinTimes:
     """Predicted ends when newcomers, one after the other, are to catch up with a batch.
 
     Args:
-        costs: of the stages.
-        length_of: as of :class:`BatchTimes`.
-        route_of: the stages that a query has still to run, the present one among them.
-        position: of each stage in the worker.
+        known: of the worker.
         route: of the newcomers; they join before its ``k``-th stage.
         k: as above.
         aboard: who waits there, or runs the stage before.
@@ -70,74 +122,69 @@ class JoinTimes:
             is theirs.
 
     Attributes:
-        before: the stages that newcomers catch up with.
-        ways: what those aboard and the newcomers run from there on.
+        all: of those aboard and the newcomers, from there on.
+        whole: of the same, as if they ran all of it together.
     """
 
     def __init__(
         self,
-        costs: Costs,
-        length_of: LengthOf | None,
-        route_of: RouteOf,
-        position: Mapping[int, int],
+        known: Known,
         route: Route,
         k: int,
         aboard: Sequence[Query],
         now: int,
         there_ns: int,
     ) -> None:
-        self.before = route[:k]
+        self._before = route[:k]
         self._to_there = route[: k + 1]
-        self._route_of = route_of
-        self._position = position
+        self._known = known
         self._now = now
         self._there_ns = there_ns
-        self._rows = sum([q.rows for q in aboard])
-        self._theirs = BatchTimes(costs, length_of)
-        self._all = BatchTimes(costs, length_of, aboard)
-        self.ways: set[Route] = set()
+        self._theirs = BatchTimes(known)
+        self.all, self.whole = BatchTimes(known), BatchTimes(known)
+        for query in aboard:
+            self._add(query)
         self._bounds: dict[Route, int] = {}
         for query in aboard:
             way, bound = self._from_there(query), query.deadline_ns
-            self.ways.add(way)
-            in_time = bound >= there_ns + self._all.ns(way, self._rows)
             # Who leaves before the boundary waits for nobody there.
-            if way and in_time and bound < self._bounds.get(way, bound + 1):
+            if way and there_ns + self.all.ns(way) <= bound < self._bounds.get(way, bound + 1):
                 self._bounds[way] = bound
-
-    @property
-    def longest(self) -> int | None:
-        """Length of the longest of all; None for fixed dims."""
-        return self._all.longest
 
     def same_way(self, query: Query) -> bool:
         """Whether ``query`` comes to where the batch waits, and through the same stages."""
-        return self._route_of(query)[: len(self._to_there)] == self._to_there
+        return self._known.route_of(query)[: len(self._to_there)] == self._to_there
 
     def add(self, query: Query) -> None:
         """``query``, which goes the same way, is among the newcomers."""
-        self._theirs.add(query)
-        self._all.add(query)
-        self.ways.add(self._from_there(query))
+        self._theirs.add(query, self._before)
+        self._add(query)
+
+    def _add(self, query: Query) -> None:
+        way = self._from_there(query)
+        self.all.add(query, way)
+        self.whole.add(query, self._before + way)
 
     def _from_there(self, query: Query) -> Route:
-        first = self._position[self._to_there[-1]]
-        return tuple([s for s in self._route_of(query) if self._position[s] >= first])
+        position = self._known.position
+        first = position[self._to_there[-1]]
+        return tuple([s for s in self._known.route_of(query) if position[s] >= first])
 
-    def end(self, way: Route, rows: int) -> int:
-        """When a batch of so many rows in all has run ``way``."""
-        theirs, joining = self._theirs, rows - self._rows
-        behind = self._now + theirs.ns(self.before, joining)
+    def end(self, way: Route) -> int:
+        """When those who run ``way`` from there on have done so."""
+        costs, theirs = self._known.costs, self._theirs
+        behind = self._now + theirs.ns(self._before)
         if self._there_ns > self._now:
-            behind = max(behind, self._there_ns + theirs.ns(self.before[-1:], joining))
-        return behind + self._all.ns(way, rows)
+            last = at(costs.line(self._before[-1:], theirs.longest), theirs.rows)
+            behind = max(behind, self._there_ns + last)
+        return behind + self.all.ns(way)
 
-    def makes_late(self, rows: int) -> bool:
+    def makes_late(self) -> bool:
         """Whether somebody aboard who would be in time without newcomers is late with them."""
-        return any(self.end(way, rows) > bound for way, bound in self._bounds.items())
+        return any(self.end(way) > bound for way, bound in self._bounds.items())
 
 
-def in_time(now: int, times: BatchTimes, route_of: RouteOf) -> Admit:
+def in_time(now: int, known: Known, aboard: Iterable[Query] = ()) -> Admit:
     """Admit queries while nobody misses a deadline because of them.
 
     A query that the batch would reach in time at the size that it has stays in time: the batch
@@ -145,18 +192,28 @@ def in_time(now: int, times: BatchTimes, route_of: RouteOf) -> Admit:
 
     Args:
         now: when the batch starts.
-        times: of the batch.
-        route_of: to the end of what is predicted.
+        known: of the worker.
+        aboard: whom it has already.
     """
+    times = BatchTimes(known)
     bounds: dict[Route, int] = {}
 
-    def admit(rows: int, query: Query) -> bool:
-        times.add(query)
-        if any(now + times.ns(way, rows) > bound for way, bound in bounds.items()):
-            return False
-        way, bound = route_of(query), query.deadline_ns
-        if now + times.ns(way, rows) <= bound < bounds.get(way, bound + 1):
+    def bind(query: Query, way: Route) -> None:
+        bound = query.deadline_ns
+        if now + times.ns(way) <= bound < bounds.get(way, bound + 1):
             bounds[way] = bound
+
+    def admit(rows: int, query: Query) -> bool:
+        way = known.route_of(query)
+        times.add(query, way)
+        if any(now + times.ns(way) > bound for way, bound in bounds.items()):
+            return False
+        bind(query, way)
         return True
 
+    mine = [(query, known.route_of(query)) for query in aboard]
+    for query, way in mine:
+        times.add(query, way)
+    for query, way in mine:
+        bind(query, way)
     return admit

@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoys
-from blockflow.batching.costs import Costs, Route, measured, peak
+from blockflow.batching.costs import Costs, Route, at, measured, peak
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.meetings import Meetings, Rank
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, key_of, rows_of
-from blockflow.batching.predicting import BatchTimes, JoinTimes, LengthOf, in_time
+from blockflow.batching.predicting import JoinTimes, Known, LengthOf, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
@@ -259,35 +259,35 @@ class QueueingPolicy(Policy):
         found = map(length, self._room.shapes(group))
         return max((n for n in found if n is not None), default=None)
 
-    def _times(self, aboard: Iterable[Query] = ()) -> BatchTimes:
-        """Of a batch with ``aboard``, to which more queries may be added."""
-        return BatchTimes(self._costs, self._measure, aboard)
+    @property
+    def _known(self) -> Known:
+        """What is predicted from."""
+        return Known(self._costs, self._measure, self._route, self._position, self.lanes)
 
     def _join_times(
         self, route: Route, k: int, aboard: Sequence[Query], now: int, there_ns: int
     ) -> JoinTimes:
         """Of newcomers on ``route`` that catch up with ``aboard``, who are before its ``k``-th
         stage at ``there_ns``."""
-        of, by = self._measure, self._route
-        return JoinTimes(self._costs, of, by, self._position, route, k, aboard, now, there_ns)
+        return JoinTimes(self._known, route, k, aboard, now, there_ns)
 
     def _end_of(self, running: Mapping[int, Query], began_ns: int) -> int:
         """When a batch that began then should be done at its stage, by the profile."""
         queries = list(running.values())
-        rows = sum(map(rows_of, queries))
-        return began_ns + self._times(queries).ns((queries[0].stage,), rows)
+        line = self._known.line((queries[0].stage,), queries)
+        return began_ns + at(line, sum(map(rows_of, queries)))
 
     def _join_lines(
         self, route: Route, k: int, aboard: Sequence[Query], joining: Sequence[Query]
     ) -> Lines:
         """What decides whether it pays that ``joining`` catch up with ``aboard``, who have done the
         first ``k`` stages of ``route``."""
-        theirs, rest = self._times(joining), route[k:]
+        line, rest = self._known.line, route[k:]
         return Lines(
-            theirs.line(route[:k]),
-            self._times(aboard).line(rest),
-            self._times([*aboard, *joining]).line(rest),
-            theirs.line(route),
+            line(route[:k], joining),
+            line(rest, aboard),
+            line(rest, [*aboard, *joining]),
+            line(route, joining),
         )
 
     def _in_time(self, group: Group, now: int, limit: int) -> Admit | None:
@@ -297,7 +297,7 @@ class QueueingPolicy(Policy):
         line = self._costs.line(self.stages[self._position[group[0]] :], length)  # the longest way
         if urgent.deadline_ns >= now + peak(line, limit):
             return None
-        return in_time(now, self._times(), self._route)
+        return in_time(now, self._known)
 
 
 def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> list[Problem]:

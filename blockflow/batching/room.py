@@ -262,14 +262,10 @@ class WaitingRoom:
 
         Args:
             limit: rows of the whole batch.
-            admit: has the last word on each of the others; is asked about ``aboard`` first, in a
-                batch of them all: who is late in that holds nobody back.
+            admit: has the last word on each of the others.
         """
         batch, used = list(aboard), self._used(aboard)
         rows = sum([q.rows for q in batch])
-        if admit is not None:
-            for query in aboard:
-                admit(rows, query)
         for query in others:
             task, total = self._task(query), rows + query.rows
             cap, already = self._shares[task].max_batch_rows, used[task]

@@ -197,7 +197,7 @@ class WindowPolicy(QueueingPolicy):
         """``mine``, and of ``others`` at that stage as many as may run with them."""
         group = self._group_of(mine[0])
         company = (q for q in others if self._group_of(q) == group)
-        admit = in_time(now, self._times(mine), self._route) if self._costs.known else None
+        admit = in_time(now, self._known, mine) if self._costs.known else None
         return self._room.with_company(mine, company, self._max_rows[group[0]], admit)
 
     def _begin(self, now: int, groups: Iterable[Group]) -> Decision:

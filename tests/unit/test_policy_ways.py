@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from policy_rig import MS, profile, query
+from policy_rig import MS, TinyWorker, Walk, profile, query
 
 from blockflow.batching.costs import Costs
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run
-from blockflow.batching.predicting import JoinTimes
+from blockflow.batching.predicting import JoinTimes, Known
 from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.registry import create_policy
 
@@ -54,9 +54,10 @@ def test_who_leaves_before_the_newcomers_are_there_is_not_late_because_of_them()
     def route(q: Query) -> tuple[int, ...]:
         return (q.stage, *(q.ahead or ()))
 
-    times = JoinTimes(costs, lambda _: None, route, position, STAGES, 1, aboard, 5 * MS, 10 * MS)
+    known = Known(costs, None, route, position, lanes=1)
+    times = JoinTimes(known, STAGES, 1, aboard, 5 * MS, 10 * MS)
     times.add(query(3, 5 * MS, ahead=(2, 3)))
-    assert not times.makes_late(3)
+    assert not times.makes_late()
 
 
 def test_nobody_joins_a_batch_that_a_younger_one_follows() -> None:
@@ -141,3 +142,69 @@ def test_a_deadline_is_held_against_the_own_way(
     policy.arrive(query(2, 0, deadline_ms=deadline_ms, ahead=(2, 3)), 0)
     policy.arrive(query(3, 0, deadline_ms=900, ahead=(2, 3)), 0)
     assert policy.decide(0) == Run(1, keys)
+
+
+def make_four(spec: dict[str, object]) -> Policy:
+    stages = (1, 2, 3, 4)
+    return create_policy(spec, stages, {s: StageFacts(f"b{s}", 8, 1, FLAT) for s in stages})
+
+
+def two_heads(policy: Policy, first_ms: int, second_ms: int) -> Policy:
+    """One goes from the trunk to a head of its own, another to the next one; with these deadlines.
+    10 ms for the trunk and for each of the heads."""
+    policy.arrive(query(1, 0, deadline_ms=first_ms, ahead=(2,)), 0)
+    policy.arrive(query(2, 0, deadline_ms=second_ms, ahead=(3,)), 0)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("t_opt_ms", "lanes", "keys"), [(26, 1, (1,)), (34, 1, (1, 2)), (26, 2, (1, 2))]
+)
+def test_lbci_counts_all_heads_that_a_batch_runs_one_after_another(
+    t_opt_ms: float, lanes: int, keys: tuple[int, ...]
+) -> None:
+    """In two lanes they run beside each other."""
+    policy = two_heads(make(policy="lbci", t_opt_ms=t_opt_ms), 900, 901)
+    policy.lanes = lanes
+    assert policy.decide(0) == Run(1, keys)
+
+
+@pytest.mark.parametrize(("t_opt_ms", "joins"), [(45, False), (55, True)])
+def test_lbci_counts_the_heads_of_newcomers_and_of_those_aboard(
+    t_opt_ms: float, joins: bool
+) -> None:
+    """10 ms have run, and the newcomer catches up in 10; then stage 2 and two heads."""
+    policy = make_four({"policy": "lbci", "t_opt_ms": t_opt_ms})
+    policy.arrive(query(1, 0, ahead=(2, 3)), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.arrive(query(2, 10 * MS, ahead=(2, 4)), 10 * MS)
+    policy.done(1, (1,), 10 * MS)
+    policy.arrive(query(1, 0, stage=2, first=False, ahead=(3,)), 10 * MS)
+    assert policy.decide(10 * MS) == (Run(1, (2,)) if joins else Run(2, (1,)))
+
+
+SPECS = [{"policy": "window"}, {"policy": "dvabatch"}, {"policy": "lbci", "t_opt_ms": 900}]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(
+    ("first_ms", "second_ms", "lanes", "keys"),
+    [(900, 26, 1, (2,)), (900, 34, 1, (1, 2)), (24, 900, 1, (1, 2)), (900, 26, 2, (1, 2))],
+)
+def test_a_deadline_is_held_against_what_runs_before(
+    spec: dict[str, object], first_ms: int, second_ms: int, lanes: int, keys: tuple[int, ...]
+) -> None:
+    """In one lane the second one's head runs after the first one's."""
+    policy = two_heads(make(**spec), first_ms, second_ms)
+    policy.lanes = lanes
+    run = policy.decide(0)
+    assert isinstance(run, Run) and sorted(run.keys) == list(keys)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_in_one_lane_heads_run_in_the_order_of_the_blocks(spec: dict[str, object]) -> None:
+    worker = TinyWorker(make_four(spec), {})
+    for key, head in enumerate((4, 2, 3)):
+        worker.enter(key, Walk((1, head)), 1, 4, 0, 10**10, 0)
+    worker.run_out(0)
+    assert [run.stage for _, run in worker.runs] == [1, 2, 3, 4]
