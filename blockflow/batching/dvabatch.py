@@ -288,6 +288,7 @@ class DvabatchPolicy(QueueingPolicy):
             or not entry < boundary <= min(self._last_join, len(self.stages) - 1)
             or now - row.created_ns >= self._t_comp_wait
             or not self._room.rows(group)
+            or self._room.outranked(group, busy)
             # For a gain nobody joins whom another lane takes at once.
             or (self._by_gain and self.lanes - len(busy) > (not part.running))
         ):
@@ -306,9 +307,8 @@ class DvabatchPolicy(QueueingPolicy):
         times = self._join_times(route, k, aboard, now, there_ns)
 
         def admit(total: int, query: Query) -> bool:
-            if not times.same_way(query):
-                return False
-            if self._input and active + total - rows > self._bs_max:
+            under_way = active + total - rows if self._input else 0
+            if under_way > self._bs_max or not times.same_way(query):
                 return False
             times.add(query)
             return not times.makes_late()

@@ -203,13 +203,19 @@ class LbciPolicy(QueueingPolicy):
         # For a gain nobody joins whom another lane takes at once.
         spare = self._by_gain and self.lanes - running > 1 and stage not in taken
         entry = batch.group[0]
-        if newest and batch.may_join and stage != entry and entry not in taken and not spare:
+        asked = newest and batch.may_join and stage != entry and entry not in taken and not spare
+        if asked and not self._outranked(batch, taken):
             joining = self._choose(batch, stage, now)
             if joining:
                 batch.newcomers = Convoy()
                 self._convoys.join(batch.newcomers, joining)
                 return self._go(batch.newcomers, joining[0].stage)
         return None if stage in taken else self._go(batch, stage)
+
+    def _outranked(self, batch: _Batch, taken: Collection[int]) -> bool:
+        """Whether somebody with a higher priority than all who could join waits elsewhere."""
+        room, group = self._room, batch.group
+        return bool(room.rows(group)) and room.outranked(group, taken)
 
     def _catch_up(self, batch: _Batch) -> None:
         """Newcomers who have caught up travel with the others from now on."""

@@ -67,6 +67,7 @@ class WaitingRoom:
         self._shares = tuple(shares)
         self._group_of = group_of
         self._rank = [-share.priority for share in self._shares]
+        self._ranked = len(set(self._rank)) > 1
         self._weight = [share.weight for share in self._shares]
         self.capped = any(share.max_batch_rows for share in self._shares)
         self._groups: dict[Group, _Waiting] = {}
@@ -199,6 +200,20 @@ class WaitingRoom:
     def heads(self, group: Group) -> list[Query]:
         """Of each task that waits in a group the query that comes first."""
         return [lane[0][3] for lane in self._groups[group].lanes.values()]
+
+    def outranked(self, group: Group, busy: Collection[int]) -> bool:
+        """Whether somebody in another group, at a stage that is not ``busy``, has a higher priority
+        than all of ``group``."""
+        if not self._ranked:
+            return False
+        rank, groups = self._rank, self._groups
+        mine = min(map(rank.__getitem__, groups[group].lanes))
+        return any(
+            rank[task] < mine
+            for (stage, _), waiting in groups.items()
+            if stage not in busy
+            for task in waiting.lanes
+        )
 
     def pick(
         self,

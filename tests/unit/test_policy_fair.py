@@ -319,3 +319,27 @@ def test_a_batch_of_lbci_keeps_its_turn_while_others_of_its_task_ride_with_urgen
         worker.finish(0, 0, fail=False)
         assert isinstance(worker.decide(0), Run)
     assert 2 not in worker.waiting
+
+
+@pytest.mark.parametrize(
+    "spec", [{"policy": "dvabatch", "join": "always"}, {"policy": "lbci", "t_opt_ms": 900}]
+)
+@pytest.mark.parametrize(
+    ("task", "second"), [(1, (2, (0,))), (0, (1, (1,)))], ids=["urgent", "alike"]
+)
+def test_nobody_joins_while_a_more_urgent_one_of_another_length_waits(
+    spec: dict[str, Any], task: int, second: tuple[int, tuple[int, ...]]
+) -> None:
+    """The batch would end later for each newcomer, and he would begin later."""
+    shares = [TaskShare(), TaskShare(priority=1)]
+    w = TinyWorker(create_policy(spec, (1, 2), facts_for((1, 2)), shares), {})
+    walk = Walk((1, 2))
+    w.enter(0, walk, 1, 4, 0, 10**12, 0)
+    w.decide(0)
+    w.enter(1, walk, 1, 4, 0, 10**12, MS)
+    w.enter(2, walk, 1, 9, task, 10**12, MS)
+    w.finish(0, 2 * MS, fail=False)
+    w.run_out(2 * MS)
+    ran = [(run.stage, run.keys) for _, run in w.runs]
+    assert ran[1] == second
+    assert ran[2] == ((1, (2,)) if task else (2, (0, 1)))
