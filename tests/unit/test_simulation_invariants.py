@@ -276,6 +276,26 @@ def test_a_join_past_the_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         simulate(honest)
 
 
+def test_a_batch_past_the_bound_that_nobody_joins_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four heads run one after another, of which each task has one."""
+    heads = [profile(f"head{i}", lambda b: 6.0) for i in range(4)]
+    model = chain([PROFILES[0], *heads], max_rows=8).with_policy({"policy": "lbci", "t_opt_ms": 25})
+    tasks = tuple(replace(model.tasks[0], name=h.block, path=("first", h.block)) for h in heads)
+    model = replace(model, tasks=tasks)
+    mix = Mix([(t.name, 1.0) for t in tasks], parse_sizes("1", ""))
+
+    def run() -> None:
+        watch = Watches(invariants(model, noisy=False))
+        Simulator(model, Workload(Poisson(), mix, 200.0, 0.5, 1), watch=watch, noisy=False).run()
+
+    run()
+    monkeypatch.setattr(LbciPolicy, "_within", lambda self, times: True)
+    with pytest.raises(InvariantBroken, match="join in time"):
+        run()
+
+
 @pytest.mark.parametrize("bound", [{"t_comp_wait_ms": 0.5}, {"last_join_stage": 1}])
 def test_a_stretch_past_its_bounds_is_caught(
     bound: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
