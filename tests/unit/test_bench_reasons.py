@@ -25,6 +25,8 @@ from blockflow.bench.batching.oracle import (
     split_gain,
 )
 from blockflow.bench.batching.plan import (
+    DELAYBATCH,
+    DELAYS,
     DVABATCH,
     DVABATCH_LOADS,
     FULL,
@@ -149,7 +151,11 @@ def test_everything_is_measured_and_shown() -> None:
     grid = reason_grids.gain_grid(found)
     arms = {(row[0], row[1], row[2]) for row in grid.rows}
     assert {(LOAD, load, DVABATCH) for load in DVABATCH_LOADS} < arms
+    assert {(LOAD, load, DELAYBATCH) for load in DVABATCH_LOADS} < arms
     assert (reasons.DEVICE, "high", reasons.BOTH_LANES) in arms
+    peaks = {row[1] for row in reason_grids.peak_grid(found).rows if row[0] == LOAD}
+    assert {p.partition(",")[0] for p in peaks} == {ZEROBATCH, DELAYBATCH, DVABATCH}
+    assert len(peaks) == 2 + len(DELAYS) - 1
     by = {(g.labels["model"], g.labels["load"], g.mode): g for g in found if g.name == f.TIME_RATIO}
     for (model, load, arm), ratio in by.items():
         if arm == f.BEST:
