@@ -5,7 +5,7 @@ Nanoseconds by rows, as plain lists: a policy looks at dozens of candidates with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from blockflow.batching.facts import StageFacts
@@ -51,6 +51,10 @@ class Costs:
         self.known = bool(facts) and all(measured(f) for f in facts.values())
         self._top = min(top, _LONGEST)
         self._lines: dict[tuple[Route, int | None], Line] = {}
+        self._spreads = {
+            stage: f.profile.r_max(f.threads) if f.profile and measured(f) else 0.0
+            for stage, f in self._facts.items()
+        }
 
     def line(self, route: Route, length: int | None = None) -> Line:
         """Times of a batch through all stages of ``route``, by the measured tables.
@@ -78,11 +82,9 @@ class Costs:
             length = self._facts[stage].carried(length) if stage in self._facts else length
         return parts
 
-    def fluctuation(self, route: Route) -> float:
+    def fluctuation(self, route: Iterable[int]) -> float:
         """LBCI's ``r_max``: the largest over the route's stages."""
-        found = (self._facts[stage] for stage in route)
-        spreads = (f.profile.r_max(f.threads) for f in found if f.profile and measured(f))
-        return max(spreads, default=0.0)
+        return max([self._spreads[stage] for stage in route], default=0.0)
 
     def _stage(self, stage: int, length: int | None) -> Line:
         points = self._points(stage, length)

@@ -312,12 +312,16 @@ class LbciPolicy(QueueingPolicy):
             return None
         most = self._limit(self._route(self._room.most_urgent(group)))
         in_time = self._in_time(group, now, most)
-        times, full = BatchTimes(self._known), False
+        times, limit, most_ns, full = BatchTimes(self._known), most, 0.0, False
 
         def admit(rows: int, query: Query) -> bool:
-            nonlocal full
+            nonlocal limit, most_ns, full
+            ways, longest = len(times.ways), times.longest
             times.add(query, self._route(query))
-            full = rows > query.rows and not self._within(times)
+            if len(times.ways) != ways or times.longest != longest:
+                limit, most_ns = self._bounds(times)
+            over = times.whole() > most_ns if most_ns else rows > limit
+            full = over and rows > query.rows
             return not full and (in_time is None or in_time(rows, query))
 
         queries = self._room.pick(group, most, admit)
@@ -331,12 +335,16 @@ class LbciPolicy(QueueingPolicy):
         return self._go(batch, group[0])
 
     def _within(self, times: BatchTimes) -> bool:
-        """Whether a batch has ``N_opt`` rows at most; if ways part, in one lane: whether it is
-        within the strict bound as it is."""
-        if len(times.ways) == 1 or self.lanes > 1:
-            return times.rows <= self._n_opt(times.ways, times.longest)
-        fluctuation = max(map(self._costs.fluctuation, times.ways))
-        return times.ns(times.latest()) * (1 + fluctuation) <= self._t_opt
+        """Whether a batch is within its bounds."""
+        limit, most_ns = self._bounds(times)
+        return times.whole() <= most_ns if most_ns else times.rows <= limit
+
+    def _bounds(self, times: BatchTimes) -> tuple[int, float]:
+        """``N_opt`` of a batch and 0. If its ways part, in one lane: its rows say little of what
+        it takes, and the strict bound itself counts."""
+        if len(times.ways) > 1 and self.lanes == 1:
+            return 0, self._t_opt / (1 + self._costs.fluctuation(times.stages))
+        return self._n_opt(times.ways, times.longest), 0.0
 
     def _n_opt(self, ways: Iterable[Route], length: int | None) -> int:
         """The least ``N_opt`` of ``ways``."""

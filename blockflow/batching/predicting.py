@@ -52,27 +52,29 @@ class BatchTimes:
         ways: what they run, and how many rows run it.
     """
 
-    __slots__ = ("_known", "_lines", "_there", "longest", "rows", "ways")
+    __slots__ = ("_known", "_lines", "_there", "_total", "longest", "rows", "ways")
 
     def __init__(self, known: Known) -> None:
         self._known = known
         self._lines: dict[int, Line] = {}
         self._there: dict[int, int] = {}  # rows by stage, once ways differ
+        self._total = 0  # of all stages, as long as there are lines
         self.longest: int | None = None
         self.rows = 0
         self.ways: dict[Route, int] = {}
 
     def add(self, query: Query, way: Route) -> None:
         """``query``, which runs ``way``, is among them."""
-        length_of = self._known.length_of
+        length_of, rows = self._known.length_of, self.ways.get(way)
         length = None if length_of is None else length_of(query)
         if length is not None and (self.longest is None or length > self.longest):
             self.longest = length
             self._lines.clear()
-        if way not in self.ways:
-            self.ways[way] = 0
-            self._lines.clear()
-        self.ways[way] += query.rows
+        if rows is None:
+            rows = 0
+            if self._lines:
+                self._learn(way)
+        self.ways[way] = rows + query.rows
         self.rows += query.rows
         if self._there:
             self._count(way, query.rows)
@@ -81,19 +83,18 @@ class BatchTimes:
         """Nanoseconds until those who run ``way`` have done so."""
         if len(self.ways) < 2:
             return at(self._known.costs.line(way, self.longest), self.rows)
-        if not self._there:
-            for each, rows in self.ways.items():
-                self._count(each, rows)
-        if not self._lines:
-            for each in self.ways:
-                parts = self._known.costs.parts(each, self.longest)
-                self._lines.update(zip(each, parts, strict=True))
+        self._look()
         before: Iterable[int] = way
         if way and self._known.lanes == 1:
             position = self._known.position
             last = position[way[-1]]
             before = (stage for stage in self._there if position[stage] <= last)
         return sum([at(self._lines[stage], self._there[stage]) for stage in before])
+
+    @property
+    def stages(self) -> Iterable[int]:
+        """That some of them run."""
+        return self._there or {stage for way in self.ways for stage in way}
 
     def latest(self) -> Route:
         """The way that ends last."""
@@ -104,9 +105,34 @@ class BatchTimes:
         position = self._known.position
         return max(self.ways, key=lambda way: position[way[-1]] if way else -1)
 
+    def whole(self) -> int:
+        """Nanoseconds until all of them have run all, one stage after another."""
+        if len(self.ways) < 2:
+            return self.ns(next(iter(self.ways)))
+        self._look()
+        return self._total
+
+    def _look(self) -> None:
+        """Ways differ: look at each stage by itself."""
+        if not self._there:
+            for way, rows in self.ways.items():
+                self._count(way, rows)
+        if not self._lines:
+            for way in self.ways:
+                self._learn(way)
+            self._total = sum([at(self._lines[s], rows) for s, rows in self._there.items()])
+
+    def _learn(self, way: Route) -> None:
+        parts = self._known.costs.parts(way, self.longest)
+        self._lines.update(zip(way, parts, strict=True))
+
     def _count(self, way: Route, rows: int) -> None:
         for stage in way:
-            self._there[stage] = self._there.get(stage, 0) + rows
+            before = self._there.get(stage, 0)
+            after = self._there[stage] = before + rows
+            line = self._lines.get(stage)
+            if line is not None:
+                self._total += at(line, after) - at(line, before)
 
 
 class JoinTimes:

@@ -8,9 +8,10 @@ from policy_rig import MS, TinyWorker, Walk, profile, query
 from blockflow.batching.costs import Costs
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run
-from blockflow.batching.predicting import JoinTimes, Known
+from blockflow.batching.predicting import BatchTimes, JoinTimes, Known
 from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.registry import create_policy
+from blockflow.core.profile import Point, StageProfile
 
 STAGES = (1, 2, 3)
 FLAT = profile({1: 10.0, 2: 10.0, 3: 12.0, 4: 12.0, 8: 12.0})
@@ -208,3 +209,26 @@ def test_in_one_lane_heads_run_in_the_order_of_the_blocks(spec: dict[str, object
         worker.enter(key, Walk((1, head)), 1, 4, 0, 10**10, 0)
     worker.run_out(0)
     assert [run.stage for _, run in worker.runs] == [1, 2, 3, 4]
+
+
+def test_what_is_counted_query_by_query_is_what_all_take() -> None:
+    """Also where a new way or a longer query comes late."""
+    points = tuple(
+        Point(1, rows, n, 5, *[2.0 + rows * n / 8] * 6, 0.0, 0) for n in (8, 64) for rows in (1, 8)
+    )
+    lengthy = StageProfile("enc", "0" * 64, "echo", "fp32", "here", points)
+    facts = {s: StageFacts(f"b{s}", 8, 1, lengthy, (0,), (1, 64), True) for s in (1, 2, 3)}
+    costs, position = Costs(facts, 8), {1: 0, 2: 1, 3: 2}
+    known = Known(costs, lambda q: q.shape[0], lambda q: (1, *(q.ahead or ())), position, 1)
+    times, rows = BatchTimes(known), {1: 0, 2: 0, 3: 0}
+    longest = 0
+    for key, (ahead, n, length) in enumerate(
+        [((2,), 1, 8), ((2,), 2, 8), ((3,), 1, 8), ((3,), 1, 40), ((2, 3), 2, 8), ((), 1, 64)]
+    ):
+        times.add(query(key, 0, rows=n, shape=(length,)), (1, *ahead))
+        longest = max(longest, length)
+        for stage in (1, *ahead):
+            rows[stage] += n
+        expected = sum(costs.line((s,), longest)[b] for s, b in rows.items())
+        assert times.whole() == expected
+        assert times.ns(times.latest()) == expected

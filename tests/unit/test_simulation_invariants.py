@@ -291,7 +291,7 @@ def test_a_batch_past_the_bound_that_nobody_joins_is_caught(
         Simulator(model, Workload(Poisson(), mix, 200.0, 0.5, 1), watch=watch, noisy=False).run()
 
     run()
-    monkeypatch.setattr(LbciPolicy, "_within", lambda self, times: True)
+    monkeypatch.setattr(LbciPolicy, "_bounds", lambda self, times: (8, 0.0))
     with pytest.raises(InvariantBroken, match="join in time"):
         run()
 
