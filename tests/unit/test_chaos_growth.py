@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from blockflow.bench.chaos.watch import PREFIX, MemorySample, Watch
 from blockflow.launch.process import shown_name
 
 
+@cache
 def memory(hours: float, per_hour: float, seed: int = 1) -> list[MemorySample]:
     """Two processes, of which the second leaks so many MiB; both die now and then, and load."""
     chance = random.Random(seed)
@@ -46,12 +48,13 @@ def memory(hours: float, per_hour: float, seed: int = 1) -> list[MemorySample]:
     return out
 
 
-def heaps(per_hour: float, hours: float = 1.0, seed: int = 1) -> list[MemorySample]:
+@cache
+def heaps(per_hour: float, seed: int = 1) -> list[MemorySample]:
     """A Dispatcher of 250 MiB, of which 10 are its own and so many leak; now and then its siblings
     die, and for a while all that they shared is its own."""
     chance = random.Random(seed)
     out, alone = [], 0
-    for i in range(int(hours * 3600 / 2)):
+    for i in range(3600 // 2):
         alone = 60 if chance.random() < 0.003 else alone - 1
         leaked = per_hour * i / 1800
         rss, heap = (base + chance.gauss(0.0, 0.5) + leaked for base in (270.0, 250.0))
