@@ -19,6 +19,8 @@ from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.worker.stage import Stage
 
 SPEC = TensorSpec("float32", ("rows", 4))
+TOKENS = TensorSpec("int64", ("rows", "length"), {"length": (1, 16)})
+SMALL = {"layers": 1, "width": 16, "heads": 2, "max_length": 16}
 
 
 class Scratch(nn.Module):
@@ -78,7 +80,7 @@ def test_a_block_that_writes_what_other_runs_see_has_no_twin(
     [
         lambda: LoadedModel(Rectified().eval(), "m", SPEC),
         lambda: load_model("digits", seed=0),
-        lambda: load_model("transformer", seed=0, arguments={"layers": 1}),
+        lambda: load_model("transformer", seed=0, arguments=SMALL, input_spec=TOKENS),
     ],
     ids=["in place", "digits", "transformer"],
 )

@@ -72,7 +72,7 @@ def test_the_engine_that_will_run_a_block_is_asked(
 
 
 def test_the_command_exports_a_zoo_tree(cli, tmp_path: Path) -> None:
-    result = cli("digits-multi", "-r", "here")
+    result = cli("digits-multi", "-r", "here", "--format", "torchscript-traced")
     assert result.exit_code == 0, result.output
     assert "trunk1 -> trunk2 -> head_digit" in result.stdout
     assert "head_digit" in BlockRepository(tmp_path / "here").names()

@@ -25,6 +25,7 @@ from blockflow.repository.samples import seeded_samples
 from blockflow.repository.sources import LoadedModel, load_model
 from blockflow.repository.verdict import Run
 from tests import export_rig
+from tests.export_rig import TRACED
 
 repo = export_rig.repo
 
@@ -46,16 +47,19 @@ class Bag(nn.Module):
         return self.out(self.table(tokens).sum(1))
 
 
-def stored(repo: BlockRepository, int_below: int | None, prefix: str = "m") -> None:
-    model = LoadedModel(Bag().eval(), "t", TOKENS, int_below=int_below, padding=Padding("length"))
-    export_model(model, repo, prefix=prefix, cuts=["out"])
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> BlockRepository:
+    """Two chains: ``m`` with a bound, ``n`` without."""
+    repo = BlockRepository(tmp_path_factory.mktemp("blocks"))
+    for prefix, below in (("m", WORDS), ("n", None)):
+        bag = LoadedModel(Bag().eval(), "t", TOKENS, int_below=below, padding=Padding("length"))
+        export_model(bag, repo, prefix=prefix, cuts=["out"])
+    return repo
 
 
-def test_the_block_that_takes_tokens_keeps_it(repo: BlockRepository) -> None:
-    stored(repo, WORDS)
-    assert [repo.manifest(f"m-{i}").int_below for i in (1, 2)] == [WORDS, None]
-    stored(repo, None, "n")
-    assert repo.manifest("n-1").int_below is None
+def test_the_block_that_takes_tokens_keeps_it(stored: BlockRepository) -> None:
+    assert [stored.manifest(f"m-{i}").int_below for i in (1, 2)] == [WORDS, None]
+    assert stored.manifest("n-1").int_below is None
 
 
 class Weekdays(nn.Module):
@@ -77,9 +81,10 @@ def test_an_index_outside_of_the_models_table_is_explained(repo: BlockRepository
 
 def test_models_of_the_zoo_keep_theirs(repo: BlockRepository) -> None:
     sizes = {"layers": 1, "width": 16, "heads": 2, "max_length": 16}
-    export_model(load_model("transformer", arguments=sizes, input_spec=TOKENS), repo, prefix="t")
+    encoder = load_model("transformer", arguments=sizes, input_spec=TOKENS)
+    export_model(encoder, repo, prefix="t", format=TRACED)
     assert repo.manifest("t").int_below == 4096
-    export_model(load_model("digits"), repo, prefix="d")
+    export_model(load_model("digits"), repo, prefix="d", format=TRACED)
     assert repo.manifest("d").int_below is None
 
 
@@ -107,30 +112,28 @@ class Sees(Workshop):
         yield {"any": run}
 
 
-@pytest.mark.parametrize(("int_below", "least", "most"), [(WORDS, 900, 999), (None, 1, 1)])
+@pytest.mark.parametrize(("name", "least", "most"), [("m-1", 900, 999), ("n-1", 1, 1)])
 def test_a_conversion_sees_all_tokens(
-    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, int_below: int, least: int, most: int
+    stored: BlockRepository, monkeypatch: pytest.MonkeyPatch, name: str, least: int, most: int
 ) -> None:
     monkeypatch.setattr("blockflow.repository.convert._far", lambda *_: ())
-    stored(repo, int_below)
     sees = Sees()
-    convert_block(repo, "m-1", "onnx-int8", sees)
+    convert_block(stored, name, "onnx-int8", sees)
     assert least <= sees.calibrated <= most and least <= sees.compared <= most
-    inputs = seeded_samples(TOKENS, int_below=int_below).inputs
+    inputs = seeded_samples(TOKENS, int_below=stored.info(name).int_below).inputs
     assert least <= max(int(x.max()) for x in inputs) <= most
 
 
-@pytest.mark.parametrize(("int_below", "least", "most"), [(WORDS, 500, 999), (None, 1, 1)])
+@pytest.mark.parametrize(("name", "least", "most"), [("m-1", 500, 999), ("n-1", 1, 1)])
 def test_a_measurement_sees_all_tokens(
-    repo: BlockRepository, tmp_path: Path, int_below: int, least: int, most: int
+    stored: BlockRepository, tmp_path: Path, name: str, least: int, most: int
 ) -> None:
-    stored(repo, int_below)
     bench = child.load(
         {
-            "stages": [StageSpec(0, repo.info("m-1"), "exported").to_dict()],
+            "stages": [StageSpec(0, stored.info(name), "exported").to_dict()],
             "threads": torch.get_num_threads(),
             "run_dir": str(tmp_path),
-            "repository": str(repo.root),
+            "repository": str(stored.root),
         }
     )
     x, _ = bench._inputs(Cell(1, 8, 16))

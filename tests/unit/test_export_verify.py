@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_pixels_that_are_scaled_by_those_of_all_are_refused(
 
 def test_the_block_that_mixes_rows_is_named(repo: BlockRepository) -> None:
     model = nn.Sequential(nn.Linear(4, 4), LessTheMean(), nn.Linear(4, 4)).eval()
-    error = refused(model, repo, names=["a", "b", "c"], cuts=["1", "2"])
+    error = refused(model, repo, names=["a", "b", "c"], cuts=["1", "2"], format=TRACED)
     assert "rows beside it" in error.message and error.where == "b"
 
 
@@ -116,7 +117,7 @@ def test_a_tree_is_asked_as_well(repo: BlockRepository) -> None:
     for second, words in ((LessTheMean(), "rows beside it"), (Draws(), "two results")):
         model = LoadedModel(Heads(second).eval(), "test", ROW)
         with pytest.raises(ExportError, match=words) as e:
-            export_tree(model, repo, blocks=blocks)
+            export_tree(model, repo, blocks=blocks, format=TRACED)
         assert (e.value.code, e.value.where) == ("EXPORT_MISMATCH", "two")
     assert repo.names() == []
 
@@ -154,14 +155,16 @@ def test_groups_of_rows_are_exported_as_rows_of_more_dims(repo: BlockRepository)
 def test_other_precisions_have_their_own_tolerance(repo: BlockRepository, dtype: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8))
     spec = TensorSpec(dtype, ("rows", 256))
-    export_model(
-        LoadedModel(model.to(getattr(torch, dtype)).eval(), "test", spec), repo, prefix="m"
-    )
+    loaded = LoadedModel(model.to(getattr(torch, dtype)).eval(), "test", spec)
+    export_model(loaded, repo, prefix="m", format=TRACED)
     assert repo.names() == ["m"]
 
 
-@pytest.mark.parametrize("name", ["transformer", "transformer-tokens"])
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "format_"),
+    [*product(["transformer", "transformer-tokens"], [SCRIPTED, TRACED]),
+     ("transformer-tokens", "pt2")],
+)  # fmt: skip
 def test_lengths_padding_and_masks_mix_no_rows(
     repo: BlockRepository, name: str, format_: str
 ) -> None:
@@ -178,8 +181,9 @@ def test_an_infinity_between_blocks_equals_itself(repo: BlockRepository) -> None
             return x.masked_fill(x < x.mean(1, keepdim=True), float("-inf"))
 
     model = nn.Sequential(Masks(), nn.Softmax(1)).eval()
-    export_model(LoadedModel(model, "test", ROW), repo, names=["mask", "weights"], cuts=["1"])
-    error = refused(Masks().eval(), BlockRepository(repo.root.parent / "other"))
+    loaded = LoadedModel(model, "test", ROW)
+    export_model(loaded, repo, names=["mask", "weights"], cuts=["1"], format=TRACED)
+    error = refused(Masks().eval(), BlockRepository(repo.root.parent / "other"), format=TRACED)
     assert "the model itself" in error.message and "NaN or infinite" in error.message
     assert "negative" in error.hint
 
@@ -190,7 +194,7 @@ def test_an_infinity_hides_no_difference(repo: BlockRepository) -> None:
             return F.pad(x - x.mean(0, keepdim=True), (0, 1), value=float("-inf"))
 
     model = nn.Sequential(Mixes(), nn.Softmax(1)).eval()
-    error = refused(model, repo, names=["mix", "weights"], cuts=["1"])
+    error = refused(model, repo, names=["mix", "weights"], cuts=["1"], format=TRACED)
     assert "rows beside it" in error.message and error.where == "mix"
 
 
@@ -205,7 +209,7 @@ def test_an_infinity_hides_no_difference(repo: BlockRepository) -> None:
 def test_train_mode_is_named_as_the_cause(
     repo: BlockRepository, module: nn.Module, words: str
 ) -> None:
-    error = refused(module.train(), repo)
+    error = refused(module.train(), repo, format=TRACED)
     assert words in error.message
     assert error.hint == "it is in train mode: call eval() before the export"
 
@@ -329,9 +333,10 @@ class Small(nn.Module):
 
 
 def test_small_results_are_compared_as_well(repo: BlockRepository) -> None:
-    error = refused(Small(0).eval(), repo)
+    error = refused(Small(0).eval(), repo, format=TRACED)
     assert "depends on the rows beside it" in error.message
-    export_model(LoadedModel(Small(1).eval(), "test", ROW), repo, prefix="small")
+    small = LoadedModel(Small(1).eval(), "test", ROW)
+    export_model(small, repo, prefix="small", format=TRACED)
 
 
 class SmallBranch(nn.Module):
@@ -358,7 +363,8 @@ def test_a_row_close_to_zero_by_chance_is_measured_by_the_batch(repo: BlockRepos
             return (self.net(x) - self.zero) * 100
 
     torch.manual_seed(0)
-    export_model(LoadedModel(Regression().eval(), "test", ROW), repo, prefix="regression")
+    loaded = LoadedModel(Regression().eval(), "test", ROW)
+    export_model(loaded, repo, prefix="regression", format=TRACED)
 
 
 class Widens(nn.Module):
