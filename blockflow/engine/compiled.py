@@ -31,10 +31,12 @@ class CompiledEngine(TorchEngine):
         before = _unpacked()
         loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact), _MODEL, True, 1, -1)
         _remove(_unpacked() - before)
-        return _Package(loader, self.copied)
+        return Package(loader, self.copied)
 
 
-class _Package(nn.Module):
+class Package(nn.Module):
+    """Runs what a loader has loaded, but for indices that lead out of its tables."""
+
     def __init__(self, loader: torch._C._aoti.AOTIModelPackageLoader, copied: RunCopies) -> None:
         super().__init__()
         self._loader = loader

@@ -18,7 +18,9 @@ from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockError, RepositoryError, RequestError
 from blockflow.core.model import BlockInfo
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.compiled import Package
 from blockflow.engine.copies import RunCopies
+from blockflow.engine.indices import INDICES, to_text
 from blockflow.engine.registry import CLASSES, create_engine
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -77,6 +79,16 @@ def test_it_holds_no_memory_of_its_callers(engine: Engine) -> None:
     engine.run(torch.from_numpy(x), torch.from_numpy(out))
     del x, out
     assert [a() for a in alive] == [None, None]
+
+
+def test_machine_code_says_which_indices_it_takes(shelf: BlockRepository) -> None:
+    """None here; tests/unit/test_engine_indices.py has what is done with that."""
+    block = convolution(shelf, CASES["compiled"])
+    engine = block.load(block.create())
+    package = engine._forward
+    assert isinstance(package, Package)
+    assert package._loader.get_metadata()[INDICES] == to_text(None)
+    engine.close()
 
 
 def test_an_input_with_strides_is_read_or_copied_once(stored: Stored, engine: Engine) -> None:

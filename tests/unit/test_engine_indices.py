@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import product
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockflow.core.errors import BlockFlowError, ExportError
+from blockflow.core.errors import BlockError, ExportError
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.compiled import CompiledEngine, Package
 from blockflow.engine.indices import (
     Indices,
     from_text,
@@ -183,33 +184,71 @@ def _loaded(repo: BlockRepository, engine: str) -> Engine:
     return made
 
 
-@pytest.mark.parametrize(
-    ("engine", "computed"),
-    [
-        *product(["exported", "onnxruntime", "openvino"], [False, True]),
-        ("compiled", True),  # a compilation takes half a minute
-    ],
-)
-def test_no_engine_takes_an_index_out_of_the_table(
-    repo: BlockRepository, engine: str, computed: bool
-) -> None:
-    """``exported`` says how it is to be. Compiled code would end this process."""
-    kind = {"exported": "", "compiled": "aoti"}.get(engine, "onnx")
-    if kind == "onnx":
-        pytest.importorskip("onnxscript")
-        pytest.importorskip("onnxruntime" if engine == "onnxruntime" else "openvino")
-    _stored(repo, (lambda x: x + 0) if computed else torch.clone, TOKENS, WORDS)
-    if kind:
-        convert_block(repo, "m", kind, EngineWorkshop())
-    made = _loaded(repo, engine)
+def _takes_none_out_of_the_table(made: Engine) -> None:
     fine = torch.tensor([[0, 1, WORDS - 1, 7]])
     before = made.run(fine)
     for wrong in (WORDS, -1, 2**40, -(2**63)):
-        with pytest.raises(BlockFlowError) as e:
+        with pytest.raises(BlockError) as e:
             made.run(torch.tensor([[3, 4, wrong, 5]]))
         assert e.value.code == "BLOCK_FAILED", wrong
     assert torch.equal(made.run(fine), before)
+
+
+@pytest.mark.parametrize("engine", ["exported", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_no_engine_takes_an_index_out_of_the_table(
+    repo: BlockRepository, engine: str, computed: bool
+) -> None:
+    """``exported`` says how it is to be."""
+    native = engine != "exported"
+    if native:
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime" if engine == "onnxruntime" else "openvino")
+    _stored(repo, (lambda x: x + 0) if computed else torch.clone, TOKENS, WORDS)
+    if native:
+        convert_block(repo, "m", "onnx", EngineWorkshop())
+    made = _loaded(repo, engine)
+    _takes_none_out_of_the_table(made)
     made.close()
+
+
+class Code:
+    """Of the loader of a package, whose code would end this process."""
+
+    def __init__(self, metadata: Mapping[str, str]) -> None:
+        self._metadata = metadata
+
+    def get_metadata(self) -> Mapping[str, str]:
+        return self._metadata
+
+    def boxed_run(self, inputs: list[Tensor]) -> list[Tensor]:
+        (x,) = inputs
+        if int(x.min()) < 0 or int(x.max()) >= WORDS:
+            raise SystemExit("out of the table")
+        return [torch.zeros(len(x), 3)]
+
+
+def test_machine_code_gets_no_index_out_of_the_table(
+    repo: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compilation takes half a minute: here it is only told the bound, and that is read again.
+    (tests/contract reads what a compiled package has of that.)"""
+    _stored(repo, lambda x: x + 0, TOKENS, WORDS)
+    asked: dict[str, Any] = {}
+
+    def package(_program: object, *, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        asked.update(inductor_configs)
+        Path(package_path).touch()
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", package)
+    monkeypatch.setenv("CXX", sys.executable)
+    made = CompiledEngine(repo.info("m"), EngineOptions())
+    with repo.artifact("m") as source:
+        EngineWorkshop().make("aoti", made.block, source, [], tmp_path / "package")
+    code = Code(asked["aot_inductor.metadata"])
+    monkeypatch.setattr(made, "_load_module", lambda _: Package(code, made.copied))
+    made.load(tmp_path / "package")
+    _takes_none_out_of_the_table(made)
 
 
 @pytest.mark.parametrize(
