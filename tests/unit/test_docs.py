@@ -7,9 +7,9 @@ import json
 import re
 import shlex
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
-import pytest
 from docs_rig import FENCE, ROOT, documents, examples, name
 
 from blockflow.cli import lazy
@@ -37,6 +37,7 @@ def prose(path: Path) -> str:
     return re.sub(r"`[^`\n]*`", "", "\n".join(out))
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """GitHub's anchors of the headings."""
     out = set()
@@ -48,47 +49,51 @@ def anchors(path: Path) -> set[str]:
     return out
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_somewhere() -> None:
     dead = []
-    for target in _LINK.findall(prose(path)):
-        if re.match(r"^[a-z]+:", target):
-            continue
-        file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        if not there.exists():
-            dead.append(f"{target}: no such file")
-        elif anchor and there.suffix == ".md" and anchor not in anchors(there):
-            dead.append(f"{target}: no such heading")
-    assert not dead, f"{name(path)}: {dead}"
+    for path in documents():
+        for target in _LINK.findall(prose(path)):
+            if re.match(r"^[a-z]+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            if not there.exists():
+                dead.append(f"{name(path)}: {target}: no such file")
+            elif anchor and there.suffix == ".md" and anchor not in anchors(there):
+                dead.append(f"{name(path)}: {target}: no such heading")
+    assert not dead
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
-def test_examples_are_well_formed(path: Path) -> None:
-    for example in examples(path):
-        if example.language == "python":
-            ast.parse(example.text, filename=example.where)
-        elif example.language == "json":
-            try:
+def test_examples_are_well_formed() -> None:
+    bad = []
+    for example in chain.from_iterable(map(examples, documents())):
+        try:
+            if example.language == "python":
+                ast.parse(example.text, filename=example.where)
+            elif example.language == "json":
                 json.loads(example.text)
-            except ValueError as exc:
-                pytest.fail(f"{example.where}: {exc}")
+        except (SyntaxError, ValueError) as exc:
+            bad.append(f"{example.where}: {exc}")
+    assert not bad
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
-def test_commands_exist(path: Path) -> None:
-    for example in examples(path):
-        if example.language != "console":
-            continue
-        for command in example.commands:
+def test_commands_exist() -> None:
+    unknown = []
+    for example in chain.from_iterable(map(examples, documents())):
+        for command in example.commands if example.language == "console" else ():
             words = shlex.split(command, comments=True)
-            if words and words[0] == "blockflow" and not words[1].startswith("-"):
-                assert words[1] in COMMANDS, f"{example.where}: {command}"
+            if words[:1] == ["blockflow"] and words[1] not in COMMANDS and words[1][0] != "-":
+                unknown.append(f"{example.where}: {command}")
+    assert not unknown
 
 
-@pytest.mark.parametrize("path", documents(), ids=name)
-def test_options_exist(path: Path) -> None:
-    assert not unknown_options(path.read_text(encoding="utf-8"))
+def test_options_exist() -> None:
+    unknown = [
+        f"{name(path)}: {option}"
+        for path in documents()
+        for option in unknown_options(path.read_text(encoding="utf-8"))
+    ]
+    assert not unknown
 
 
 def unknown_options(text: str) -> list[str]:
