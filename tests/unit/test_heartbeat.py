@@ -227,12 +227,12 @@ def test_a_manager_that_was_away_still_finds_the_hung() -> None:
     assert len(world.hangs) >= 1
 
 
-@pytest.mark.parametrize("moment", range(0, 200, 10))
-def test_a_controller_that_was_away_blames_nobody(moment: int) -> None:
+def test_a_controller_that_was_away_blames_nobody() -> None:
     """What it had not sent, or not delivered: depending on when it fell asleep."""
-    world = World(Process(main_share=0.0))
-    world.controller_asleep = between(5 + moment / 1e3, 25)
-    assert world.run(40) == []
+    for moment in range(0, 200, 10):
+        world = World(Process(main_share=0.0))
+        world.controller_asleep = between(5 + moment / 1e3, 25)
+        assert world.run(40) == [], moment
 
 
 def test_a_main_loop_that_does_not_move_is_hung_though_pongs_come() -> None:

@@ -171,33 +171,43 @@ def test_modules_stay_small() -> None:
 # Each detector has a planted failure that it must flag.
 
 
-@pytest.mark.parametrize(
-    ("room", "source"),
-    [
-        ("core", "import blockflow.wire.codec"),
-        ("core", "from blockflow import tensormq"),
-        ("wire", "from blockflow.batching.policy import Policy"),
-        ("repository", "from blockflow.engine.base import Engine"),
-        ("worker", "def f():\n    from blockflow.dispatcher import main"),
-        ("monitor", "from blockflow.cli import main"),
-        ("bench", "from blockflow.monitor import rest"),
-    ],
-)
-def test_a_planted_ring_violation_is_found(room: str, source: str) -> None:
-    assert ring_violations(room, imports_of(ast.parse(source)))
+UNLAWFUL = [
+    ("core", "import blockflow.wire.codec"),
+    ("core", "from blockflow import tensormq"),
+    ("wire", "from blockflow.batching.policy import Policy"),
+    ("repository", "from blockflow.engine.base import Engine"),
+    ("worker", "def f():\n    from blockflow.dispatcher import main"),
+    ("monitor", "from blockflow.cli import main"),
+    ("bench", "from blockflow.monitor import rest"),
+]
 
 
-@pytest.mark.parametrize(
-    ("room", "source"),
-    [
-        ("wire", "from blockflow.core import limits"),
-        ("cli", "from blockflow.monitor.view import rows"),
-        ("control", "from blockflow.control.store import Store"),
-        ("core", "if TYPE_CHECKING:\n    from blockflow.wire import codec"),
-    ],
-)
-def test_lawful_imports_pass(room: str, source: str) -> None:
-    assert not ring_violations(room, imports_of(ast.parse(source)))
+def test_a_planted_ring_violation_is_found() -> None:
+    report(
+        [
+            f"{room}: {source}"
+            for room, source in UNLAWFUL
+            if not ring_violations(room, imports_of(ast.parse(source)))
+        ]
+    )
+
+
+LAWFUL = [
+    ("wire", "from blockflow.core import limits"),
+    ("cli", "from blockflow.monitor.view import rows"),
+    ("control", "from blockflow.control.store import Store"),
+    ("core", "if TYPE_CHECKING:\n    from blockflow.wire import codec"),
+]
+
+
+def test_lawful_imports_pass() -> None:
+    report(
+        [
+            f"{room}: {source}"
+            for room, source in LAWFUL
+            if ring_violations(room, imports_of(ast.parse(source)))
+        ]
+    )
 
 
 def test_relative_imports_are_resolved() -> None:
@@ -206,99 +216,108 @@ def test_relative_imports_are_resolved() -> None:
     assert [i.module for i in found] == ["blockflow.wire.codec"]
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["import time", "from random import choice", "import zmq", "import torch.nn", "import os"],
-)
-def test_planted_impurity_is_found(source: str) -> None:
-    assert purity_violations(imports_of(ast.parse(source)))
+UNFIT_FOR_PURE_CODE = [
+    "import time",
+    "from random import choice",
+    "import zmq",
+    "import torch.nn",
+    "import os",
+]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle",
-        "def f():\n    from cloudpickle import dumps",
-        "sock.recv_pyobj()",
-        "sock.send_pyobj(x)",
-        "eval('1')",
-        "exec(code)",
-        "compile(text, 'x', 'exec')",
-        "import marshal",
-        "from shelve import open",
-        "from urllib.request import urlopen",
-        "from urllib import request",
-        "import urllib3.util",
-        "def f():\n    import requests",
-        "import tarfile",
-        "archive.extractall(folder)",
-        "shutil.unpack_archive(path)",
-        "torch.hub.load_state_dict_from_url(url)",
-        "from torch import hub",
-        "from multiprocessing.connection import Client",
-        "assert token",
-        "run(cmd, shell=True)",
-        "run(cmd, shell=flag)",
-        "os.system('ls')",
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "np.load(path, allow_pickle=True)",
-        # by another name
-        "import torch\ntorch.load(path)",
-        "from torch import load\nload(path)",
-        "import torch as t\nt.load(path, weights_only=False)",
-        "import torch\ntorch.serialization.load(path)",
-        "from torch.serialization import load as read\nread(path)",
-        "import torch\nread = torch.load",
-        "import torch\ndef f(read=torch.load): ...",
-        "from os import system\nsystem('ls')",
-        "import os as o\no.popen('ls')",
-        "import os\nrun = os.system",
-        "import os\ngetattr(os, 'system')('ls')",
-        "import builtins\nbuiltins.eval('1')",
-        "from builtins import exec as go\ngo('1')",
-        "__builtins__.eval('1')",
-        "__builtins__['eval']('1')",
-        "run = eval",
-        "list(map(eval, lines))",
-        "import importlib\nimportlib.import_module('pickle').loads(data)",
-        "from importlib import import_module as load\nload('torch.hub')",
-        "import importlib\nimportlib.import_module('os').system('ls')",
-        "import sys\nsys.modules['pickle'].loads(data)",
-        "__import__('pickle')",
-        "from shutil import unpack_archive as open_it\nopen_it(path)",
-        "from os import *",
-        "import subprocess\nsubprocess.run(['sh', '-c', command])",
-        "import subprocess as s\ns.Popen(('/bin/bash', '-c', command))",
-        "from subprocess import check_output\ncheck_output(args=['/usr/bin/env', 'sh', command])",
-        "import subprocess\nsubprocess.run(command, **{'shell': True})",
-        "import subprocess\nsubprocess.getoutput(command)",
-        "import asyncio\nasyncio.create_subprocess_shell(command)",
-        "import asyncio\nasyncio.create_subprocess_exec('bash', '-c', command)",
-        "import os\nos.execvp('sh', ['sh', '-c', command])",
-    ],
-)
-def test_a_planted_ban_is_found(source: str) -> None:
-    assert banned(ast.parse(source))
+def test_planted_impurity_is_found() -> None:
+    report(
+        [
+            source
+            for source in UNFIT_FOR_PURE_CODE
+            if not purity_violations(imports_of(ast.parse(source)))
+        ]
+    )
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "model.eval()",
-        "torch.load(path, weights_only=True)",
-        "run(cmd, shell=False)",
-        "from urllib.parse import urlsplit",
-        "torch.compile(model)",
-        "re.compile(text)",
-        "import torch\ntorch.load(path, weights_only=True)",
-        "from torch import load\nload(path, weights_only=True)",
-        "import json\njson.load(file)",
-        "import subprocess\nsubprocess.run(['make', '-s', 'finish'])",
-        "import importlib\nimportlib.import_module(name)",
-        "import importlib\nimportlib.import_module('json')",
-        "import re\npattern = re.compile",
-    ],
-)
-def test_what_is_not_banned_passes(source: str) -> None:
-    assert not banned(ast.parse(source))
+BANNED = [
+    "import pickle",
+    "def f():\n    from cloudpickle import dumps",
+    "sock.recv_pyobj()",
+    "sock.send_pyobj(x)",
+    "eval('1')",
+    "exec(code)",
+    "compile(text, 'x', 'exec')",
+    "import marshal",
+    "from shelve import open",
+    "from urllib.request import urlopen",
+    "from urllib import request",
+    "import urllib3.util",
+    "def f():\n    import requests",
+    "import tarfile",
+    "archive.extractall(folder)",
+    "shutil.unpack_archive(path)",
+    "torch.hub.load_state_dict_from_url(url)",
+    "from torch import hub",
+    "from multiprocessing.connection import Client",
+    "assert token",
+    "run(cmd, shell=True)",
+    "run(cmd, shell=flag)",
+    "os.system('ls')",
+    "torch.load(path)",
+    "torch.load(path, weights_only=False)",
+    "np.load(path, allow_pickle=True)",
+    # by another name
+    "import torch\ntorch.load(path)",
+    "from torch import load\nload(path)",
+    "import torch as t\nt.load(path, weights_only=False)",
+    "import torch\ntorch.serialization.load(path)",
+    "from torch.serialization import load as read\nread(path)",
+    "import torch\nread = torch.load",
+    "import torch\ndef f(read=torch.load): ...",
+    "from os import system\nsystem('ls')",
+    "import os as o\no.popen('ls')",
+    "import os\nrun = os.system",
+    "import os\ngetattr(os, 'system')('ls')",
+    "import builtins\nbuiltins.eval('1')",
+    "from builtins import exec as go\ngo('1')",
+    "__builtins__.eval('1')",
+    "__builtins__['eval']('1')",
+    "run = eval",
+    "list(map(eval, lines))",
+    "import importlib\nimportlib.import_module('pickle').loads(data)",
+    "from importlib import import_module as load\nload('torch.hub')",
+    "import importlib\nimportlib.import_module('os').system('ls')",
+    "import sys\nsys.modules['pickle'].loads(data)",
+    "__import__('pickle')",
+    "from shutil import unpack_archive as open_it\nopen_it(path)",
+    "from os import *",
+    "import subprocess\nsubprocess.run(['sh', '-c', command])",
+    "import subprocess as s\ns.Popen(('/bin/bash', '-c', command))",
+    "from subprocess import check_output\ncheck_output(args=['/usr/bin/env', 'sh', command])",
+    "import subprocess\nsubprocess.run(command, **{'shell': True})",
+    "import subprocess\nsubprocess.getoutput(command)",
+    "import asyncio\nasyncio.create_subprocess_shell(command)",
+    "import asyncio\nasyncio.create_subprocess_exec('bash', '-c', command)",
+    "import os\nos.execvp('sh', ['sh', '-c', command])",
+]
+
+
+def test_a_planted_ban_is_found() -> None:
+    report([source for source in BANNED if not banned(ast.parse(source))])
+
+
+NOT_BANNED = [
+    "model.eval()",
+    "torch.load(path, weights_only=True)",
+    "run(cmd, shell=False)",
+    "from urllib.parse import urlsplit",
+    "torch.compile(model)",
+    "re.compile(text)",
+    "import torch\ntorch.load(path, weights_only=True)",
+    "from torch import load\nload(path, weights_only=True)",
+    "import json\njson.load(file)",
+    "import subprocess\nsubprocess.run(['make', '-s', 'finish'])",
+    "import importlib\nimportlib.import_module(name)",
+    "import importlib\nimportlib.import_module('json')",
+    "import re\npattern = re.compile",
+]
+
+
+def test_what_is_not_banned_passes() -> None:
+    report([source for source in NOT_BANNED if banned(ast.parse(source))])
