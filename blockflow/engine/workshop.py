@@ -298,9 +298,13 @@ def _write_package(block: BlockInfo, source: Path, target: Path, example: Tensor
         raise _unbounded(block, indices.computed)
     program.example_inputs = ((example,), {})
     package = target.with_suffix(".pt2")  # the packager insists on the ending
-    # threads are asked for at each run, not compiled in
     said = {INDICES: to_text(span_within(indices, block))}
-    configs = {"cpp.dynamic_threads": True, "aot_inductor.metadata": said}
+    configs = {
+        "cpp.dynamic_threads": True,  # threads are asked for at each run, not compiled in
+        "aot_inductor.metadata": said,
+        # torch keeps those in a folder that anybody could have made first, whatever cache is named
+        "aot_inductor.precompile_headers": False,
+    }
     aoti_compile_and_package(program, package_path=os.fspath(package), inductor_configs=configs)
     package.rename(target)
 

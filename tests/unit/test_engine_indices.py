@@ -245,6 +245,7 @@ def test_machine_code_gets_no_index_out_of_the_table(
     made = CompiledEngine(repo.info("m"), EngineOptions())
     with repo.artifact("m") as source:
         EngineWorkshop().make("aoti", made.block, source, [], tmp_path / "package")
+    assert not asked["aot_inductor.precompile_headers"], "they would lie in a folder of anybody's"
     code = Code(asked["aot_inductor.metadata"])
     monkeypatch.setattr(made, "_load_module", lambda _: Package(code, made.copied))
     made.load(tmp_path / "package")
