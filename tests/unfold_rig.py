@@ -141,16 +141,16 @@ class Heads(nn.Module):
     """Two heads on a trunk that cannot be traced."""
 
     class Trunk(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, layers: int) -> None:
             super().__init__()
-            self.decoder = Decoder()
+            self.decoder = Decoder(layers)
 
         def forward(self, tokens: Tensor) -> Tensor:
             return self.decoder(tokens).logits
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
-        self.trunk = self.Trunk()
+        self.trunk = self.Trunk(layers)
         self.tag = nn.Linear(WIDTH, 3)
         self.word = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS))
 

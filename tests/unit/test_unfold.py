@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -65,14 +65,20 @@ def same(stages: Sequence[nn.Module], model: nn.Module) -> None:
         torch.testing.assert_close(chain(stages, x), model(x))
 
 
+@cache
+def unfolded(decoder: type[Decoder]) -> tuple[nn.Module, Traced]:
+    model = Logits(decoder()).eval()
+    return model, unfold(model, TOKENS, EXAMPLES)
+
+
 @pytest.mark.parametrize("decoder", [Decoder, Filled])
 @pytest.mark.parametrize(
     "cuts", [("model.layers.2",), ("model.layers.1", "model.layers.2", "head")]
 )
 @torch.no_grad()
 def test_the_stages_in_a_row_are_the_model(decoder: type[Decoder], cuts: tuple[str, ...]) -> None:
-    model = Logits(decoder()).eval()
-    stages = cut(model, *cuts)
+    model, traced = unfolded(decoder)
+    stages = split_model(model, cuts, EXAMPLES, lambda: traced)
     assert len(stages) == len(cuts) + 1
     same(stages, model)
 
@@ -83,12 +89,12 @@ def test_without_it_the_forward_cannot_be_traced() -> None:
 
 
 def test_each_stage_holds_only_its_own_weights() -> None:
-    model = Logits().eval()
-    first, second = cut(model, "model.layers.2")
+    model, traced = unfolded(Decoder)
+    first, second = split_model(model, ["model.layers.2"], EXAMPLES, lambda: traced)
     names = [{n for n, _ in stage.named_parameters()} for stage in (first, second)]
     assert not names[0] & names[1]
     assert names[0] | names[1] == {n for n, _ in model.named_parameters()}
-    assert next(first.parameters()) is model.model.embed.weight  # shared, not copied
+    assert next(first.parameters()) is next(model.parameters())  # shared, not copied
 
 
 def test_a_mask_of_the_data_is_a_second_tensor() -> None:
@@ -222,8 +228,8 @@ def test_a_model_of_several_results_is_not_unfolded() -> None:
         unfold(Pair().eval(), TOKENS, EXAMPLES)
 
 
-def loaded() -> LoadedModel:
-    return LoadedModel(Logits().eval(), "decoder", TOKENS, int_below=WORDS)
+def loaded(layers: int = 3) -> LoadedModel:
+    return LoadedModel(Logits(Decoder(layers)).eval(), "decoder", TOKENS, int_below=WORDS)
 
 
 def test_such_blocks_are_exported_and_stored(repo: BlockRepository) -> None:
@@ -235,15 +241,15 @@ def test_such_blocks_are_exported_and_stored(repo: BlockRepository) -> None:
     middle = repo.info("decoder-2").contract
     assert middle.input.dims == middle.output.dims == ("rows", "length", WIDTH)
     assert middle.input.ranges == {"length": (1, 16)}
-    parts = export_model(loaded(), repo, prefix="even", parts=2)
+    parts = export_model(loaded(1), repo, prefix="even", parts=2)
     assert all(block.parameters for block in parts.blocks)
 
 
 NAMED = {"trunk": "trunk", "tag": "tag", "word": "word"}
 
 
-def heads() -> LoadedModel:
-    return LoadedModel(Heads().eval(), "heads", TOKENS, int_below=WORDS)
+def heads(layers: int = 3) -> LoadedModel:
+    return LoadedModel(Heads(layers).eval(), "heads", TOKENS, int_below=WORDS)
 
 
 def test_a_trunk_with_heads_is_cut_as_well(repo: BlockRepository) -> None:
@@ -281,13 +287,13 @@ def test_cuts_beside_named_blocks_lie_inside_of_them(
     repo: BlockRepository, cuts: list[str], words: str
 ) -> None:
     with pytest.raises(ExportError, match=words):
-        export_tree(heads(), repo, blocks=NAMED, cuts=cuts)
+        export_tree(heads(1), repo, blocks=NAMED, cuts=cuts)
     assert repo.names() == []
 
 
 def test_a_block_named_like_a_part_of_another(repo: BlockRepository) -> None:
     with pytest.raises(ExportError, match="names are not unique"):
-        export_tree(heads(), repo, blocks={**NAMED, "word-1": "tag"}, cuts=["word.1"])
+        export_tree(heads(1), repo, blocks={**NAMED, "word-1": "tag"}, cuts=["word.1"])
 
 
 @pytest.mark.parametrize("format_", [SCRIPTED, TRACED])
