@@ -148,7 +148,7 @@ class Heads(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
             return self.decoder(tokens).logits
 
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.trunk = self.Trunk(layers)
         self.tag = nn.Linear(WIDTH, 3)
