@@ -67,7 +67,7 @@ def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: 
     topology = tmp_path / "topology.json"
     blocks = [{"name": "x", "block": "a", "batching": {"policy": "window", "max_rows": 4}}, "b"]
     topology.write_text(json.dumps({"blocks": blocks, "tasks": {"t": ["x", "b"], "u": ["b"]}}))
-    where = ("-r", str(tmp_path), "--topology", str(topology), "--seeds", "1", "--duration", "1")
+    where = ("-r", str(tmp_path), "--topology", str(topology), *SHORT[1:], "--seeds", "1")
     found = document(capsys, *where, "--cores", "2", "--task", "t@3")
     assert [w["name"] for w in found["experiment"]["system"]["workers"]] == ["x", "b"]
     assert list(found["entries"][0]["tasks"]) == ["t"]

@@ -106,7 +106,7 @@ def test_no_figure_is_cut_off(
     points = tuple(replace(p, p50_ms=p.p50_ms * times) for p in found.points)
     file = tmp_path / "p.json"
     file.write_text(json.dumps(replace(found, points=points).to_dict()))
-    wanted = ("--profile", str(file), "--seeds", "5", "--duration", str(0.05 * max(times, 0.04)))
+    wanted = ("--profile", str(file), "--seeds", "5", "--duration", str(0.05 * max(times, 0.02)))
     policies = ("--policy", "none", "--policy", "dvabatch", "--hop-ms", "0", "--turn-ms", "0")
     loads = ("--load", "0.5,1.2", "--processes", "1", "--warmup", "0")
     lines = tmp_path / "s.jsonl"
@@ -127,8 +127,8 @@ def test_no_figure_is_cut_off(
 
 def test_few_seeds_have_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
     for count in (1, 4, 5):
-        wanted = ("--example", "--seeds", str(count), "--duration", "2", "--load", "0.5")
-        out = simulate(capsys, *wanted, *POLICIES, "--processes", "1")[1]
+        wanted = (*SHORT, "--seeds", str(count), "--load", "0.5")
+        out = simulate(capsys, *wanted, *POLICIES)[1]
         assert bool(re.search(r"\d-\d", out)) is (count == 5), out
         assert ("too few seeds for a 95% interval" in out) is (count < 5)
     entry = document(capsys, *wanted, *POLICIES)["entries"][1]
