@@ -81,13 +81,14 @@ def lives() -> dict[str, Life]:
 
 @pytest.fixture(scope="module")
 def found(repository: Path, lives: dict[str, Life]) -> Any:
-    """What an experiment finds with a model, run once."""
+    """What an experiment finds with a model, run once; with another than the thesis's, quickly."""
 
     @cache
     def run(experiment: Experiment, model: str) -> Findings:
         life = Life()
         with pytest.MonkeyPatch.context() as patch:
-            context = Doubled(repository, Settings(model=model))
+            quick = model != THESIS_MODEL and experiment is not deployment.EXPERIMENT
+            context = Doubled(repository, Settings(model=model, quick=quick))
             made: Findings = run_until(experiment, context, life, patch)
         if model == THESIS_MODEL:
             lives[experiment.name] = life
