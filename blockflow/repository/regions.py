@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.repository.stage import Stage
-from blockflow.repository.traced import Traced, described, modules_of
+from blockflow.repository.traced import Traced, Untraced, described, modules_of
 from blockflow.repository.tree import in_order
 
 
@@ -267,6 +267,9 @@ class _Regions:
         ordered = sorted(nodes, key=self._position.__getitem__)
         names = [described(self._traced, n) for n in ordered]
         if len(names) == 1:
+            if not isinstance(self._traced.values[0][ordered[0]], Tensor):  # operators tell more
+                what = f"nor is what block {name!r} takes a tensor by itself: {names[0]}"
+                return Untraced("NOT_SPLITTABLE", what, where=name)
             return _refused(
                 name, f"the dims of what block {name!r} takes are not the input's own: {names[0]}"
             )

@@ -25,9 +25,18 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._opened = opened
         self._autocast = torch.is_autocast_enabled("cpu")
+        self._attributes: dict[tuple[fx.Node, str], fx.Node] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self._opened
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, fx.proxy.Attribute):
+                # made when it is first asked for: here, not within who takes it; and once for all
+                of = given.root.node, given.attr
+                given._node = self._attributes[of] = self._attributes.get(of) or given.node
+        return super().call_module(m, forward, args, kwargs)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu") is not self._autocast:

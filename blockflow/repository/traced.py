@@ -152,6 +152,8 @@ def described(traced: Traced, node: fx.Node) -> str:
     """A node for those who wrote the model."""
     if node.op == "call_module":
         return str(node.target)
+    if node.target is getattr and isinstance(node.args[0], fx.Node):
+        return f"{described(traced, node.args[0])}.{node.args[1]}"
     value = traced.values[0][node]
     modules = [m for m in modules_of(node) if m]
     if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):

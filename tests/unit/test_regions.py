@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -181,6 +182,49 @@ def test_of_what_a_layer_makes_the_heads_take_one(repo: BlockRepository, last: s
     with pytest.raises(ExportError, match="take different tensors") as e:
         export_tree(loaded, repo, blocks=BLOCKS, format=TRACED)
     assert "outputs[:, -1]" in e.value.hint
+
+
+@dataclass
+class Seen:
+    maps: Tensor
+    means: Tensor
+
+
+class Looks(nn.Module):
+    def forward(self, x: Tensor) -> Seen:
+        return Seen(h := x.repeat(1, 3, 1, 1)[:, :8], h.mean((2, 3)))
+
+
+class Mean(nn.Module):
+    def forward(self, seen: Seen) -> Tensor:
+        return seen.means + seen.maps.amax((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("way", "two", "message"),
+    [
+        (lambda m, o: (m.a(o.means), m.b(o.means)), "b", ""),
+        (
+            lambda m, o: (m.a(o.means), m.maps(o.maps)),
+            "maps",
+            "take different tensors of it: 'one' trunk.means, 'two' trunk.maps",
+        ),
+        (lambda m, o: (m.a(o.means), m.neck(o)), "neck", "submodule 'trunk' returns a Seen"),
+    ],
+)
+def test_of_an_object_the_heads_take_one_tensor(
+    repo: BlockRepository, way: Way, two: str, message: str
+) -> None:
+    model = Maps(lambda m, x: way(m, m.trunk(x)))
+    model.trunk, model.neck = Looks(), Mean()  # type: ignore[assignment]
+    blocks = {"t": "trunk", "one": "a", "two": two}
+    loaded = LoadedModel(model.eval(), "maps", MAPS)
+    if not message:
+        assert parts(export_tree(loaded, repo, blocks=blocks, format=TRACED))["one"] == "a"
+        return
+    with pytest.raises(ExportError) as e:
+        export_tree(loaded, repo, blocks=blocks, format=TRACED)
+    assert message in e.value.message and e.value.hint
 
 
 def test_a_forward_that_nothing_can_follow(repo: BlockRepository) -> None:
