@@ -287,14 +287,18 @@ _UNTOLD = "Cannot create Dim with inconsistent min"
 
 _CAUSES: Sequence[tuple[str, str]] = (
     (
+        "torch.classes.quantized",
+        "quantize_dynamic() scales by all rows of a batch, which are several clients': export the "
+        "model as it was before, then blockflow convert --to onnx-int8",
+    ),
+    (
         "numpy",
-        "the forward leaves torch for numpy, which no format follows: compute it with torch "
-        "operations, or outside of the model",
+        "the forward leaves torch for numpy: compute it with torch, or outside of the model",
     ),
     (
         "data-dependent",
         "control flow on tensor values must become torch.where or torch.cond, or move out of the "
-        "model",
+        "model; nn.Transformer's parts look into masks unless told is_causal=True (tgt_is_causal)",
     ),
     (
         "specialized it to be a constant",
@@ -310,14 +314,13 @@ _CAUSES: Sequence[tuple[str, str]] = (
     ),
     (
         _GUARD,
-        "the forward takes another way for some sizes that the contract allows, or none; the guard "
-        "says for which: narrow --range",
+        "for some sizes the forward goes another way, or none, as the guard says: narrow --range",
     ),
 )
 """What an exporter's message contains -> what the model does, and what helps."""
 
 _HINTS: Mapping[str, str] = {
-    "pt2": "docs/blocks.md lists what cannot be exported; torchscript-scripted may take it",
+    "pt2": "docs/blocks.md lists what cannot be exported; TorchScript's formats may take it",
     "torchscript-scripted": "scripting takes a subset of Python; try pt2 or torchscript-traced",
     "torchscript-traced": "try pt2, the default",
 }
@@ -392,8 +395,7 @@ def reason(e: Exception) -> str:
 def _place(e: Exception) -> str:
     """The innermost line of a forward that is neither torch's own nor generated."""
     foreign = (os.path.dirname(torch.__file__) + os.sep, "<")
-    for frame in reversed(traceback.extract_tb(e.__traceback__)):
-        if frame.name == "forward" and not frame.filename.startswith(foreign):
-            file = os.path.basename(frame.filename)
-            return f" ({file}, line {frame.lineno}: {(frame.line or '')[:120]})"
+    for at in reversed(traceback.extract_tb(e.__traceback__)):
+        if at.name == "forward" and not at.filename.startswith(foreign):
+            return f" ({Path(at.filename).name}, line {at.lineno}: {(at.line or '')[:120]})"
     return ""

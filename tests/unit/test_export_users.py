@@ -156,6 +156,38 @@ def test_what_one_row_alone_has_not_is_no_matter_of_its_numbers(repo: BlockRepos
     assert "dim 0" in error.hint and "logarithm" not in error.hint
 
 
+def quantised() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)).eval())
+
+
+class Masked(nn.Module):
+    """A decoder as torch's tutorial has it: a causal mask for nn.TransformerEncoder."""
+
+    def __init__(self, is_causal: bool | None = None) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+        self.layers, self.is_causal = nn.TransformerEncoder(layer, 1), is_causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.layers(x, mask=mask, is_causal=self.is_causal)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated, and of one head
+@pytest.mark.parametrize(
+    ("make", "spec", "hint"),
+    [
+        (quantised, ROW, "several clients': export the model as it was before"),
+        (Masked, TensorSpec("float32", ("rows", 3, 4)), "is_causal=True"),
+    ],
+)
+def test_what_torchs_own_modules_ask_for_is_told(
+    repo: BlockRepository, make: Any, spec: TensorSpec, hint: str
+) -> None:
+    error = refused(make().eval(), repo, spec=spec)
+    assert error.code == "EXPORT_FAILED" and hint in error.hint
+
+
 class ByRow(nn.Module):
     """As model libraries make masks: torch.vmap over a row, or over positions."""
 
