@@ -19,6 +19,8 @@ Run = Callable[[Tensor], Tensor]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Inputs, and what the reference makes of them."""
 
+_AS_IT_IS = "stay with engine 'exported', which runs the block as it is"
+
 _MOST_CHARS = 500
 """Of a reason: an engine's own message may be pages long."""
 
@@ -71,15 +73,14 @@ def padded_verdict(
 def none_fit(block: str, kind: str, refused: Mapping[str, str]) -> ExportError:
     """The error where no engine may run the variant ``kind``, by what each is refused for."""
     why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
-    instead = "stay with engine 'exported', which runs the block as it is"
     if all(reason.startswith(UNLOADED) for reason in refused.values()):
-        why = f"no engine here runs it: {why}"
-        return ExportError("EXPORT_FAILED", why, where=block, hint=instead)
+        told = f"no engine here runs it: {why}"
+        return ExportError("EXPORT_FAILED", told, where=block, hint=_AS_IT_IS)
     differ = any(reason.startswith(DIFFERS) for reason in refused.values())
     helps = [
         "give --calibrate with real inputs" if differ and kind == "onnx-int8" else "",
         "allow more with --tolerance" if any(map(tolerable, refused.values())) else "",
-        instead,
+        _AS_IT_IS,
     ]
     return ExportError(
         "EXPORT_MISMATCH",

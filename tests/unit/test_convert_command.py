@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from blockflow.cli.main import main
+from blockflow.core.engines import UNLOADED
 from blockflow.core.errors import ExportError
 from blockflow.repository.convert import ConvertReport
 from blockflow.repository.repository import BlockRepository
+from blockflow.repository.verdict import none_fit
 from tests.unit.test_repository_variants import save_block
 
 
@@ -50,3 +52,8 @@ def test_a_block_that_is_not_there_is_told_before_anything_is_made(
     assert main(["convert", "a", "c", "--to", "onnx", "-r", blocks, "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["variants"] == [] and document["error"]["code"] == "UNKNOWN_BLOCK"
+
+
+@pytest.mark.parametrize("why", [f"{UNLOADED}no such type", "fails on [1, 4]: no such type"])
+def test_where_no_tolerance_helps_the_block_still_runs_as_it_is(why: str) -> None:
+    assert "engine 'exported'" in none_fit("b", "onnx", {"openvino": why}).hint
