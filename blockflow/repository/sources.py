@@ -27,6 +27,8 @@ _FLAT = "put modules that run one after another side by side into one nn.Sequent
 _LONE_ROW = "more than 1 value per channel"
 """What a batch norm that takes the batch's statistics says of one row."""
 
+_INSTALLED = "is it installed, or in this folder?"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -253,7 +255,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
             hint = f"name the module, not its file: {right}, in the folder of the file"
         if isinstance(e, ModuleNotFoundError):
             why = f"no module {e.name!r}"
-            raise failed(why, hint or "is it installed, or in this folder?") from e
+            raise failed(why, hint or _INSTALLED) from e
         raise failed(f"the import failed: {type(e).__name__}: {e}", hint) from e
     try:
         for part in attribute.split("."):
@@ -268,7 +270,8 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
             torch.manual_seed(seed)
             model = made(**arguments)
     except (Exception, SystemExit) as e:
-        raise failed(f"the factory raised {type(e).__name__}: {e}", "check its arguments") from e
+        hint = _INSTALLED if isinstance(e, ModuleNotFoundError) else "check its arguments"
+        raise failed(f"the factory raised {type(e).__name__}: {e}", hint) from e
     if not isinstance(model, nn.Module):
         raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
     model = _unwrapped(model)

@@ -259,6 +259,10 @@ def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
         ("ending_factory_module:make", "the import failed: SystemExit"),
         ("dated_factory_module:make", "the import failed: AttributeError: module 'os' has no"),
         ("ending_factory:make", "the factory raised SystemExit"),
+        (
+            "lacking_factory:make",
+            "No module named 'no_such_module_' (at lacking_factory:make) -- is it",
+        ),
     ],
 )
 def test_factories_that_fail(
@@ -268,8 +272,9 @@ def test_factories_that_fail(
     (tmp_path / "ending_factory_module.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "dated_factory_module.py").write_text("import os\nos.getcwdu()\n")
     (tmp_path / "ending_factory.py").write_text("def make():\n    raise SystemExit(3)\n")
+    (tmp_path / "lacking_factory.py").write_text("def make():\n    import no_such_module_\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert words in refused("FACTORY_FAILED", lambda: build(factory, {}, 0)).message
+    assert words in str(refused("FACTORY_FAILED", lambda: build(factory, {}, 0)))
 
 
 def test_models_that_are_not_named_right() -> None:
