@@ -7,6 +7,7 @@ leave of a length is known for every length, and not for those alone that were t
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,10 @@ from blockflow.repository.artifact import cause, export_program, reason
 _DIVISIONS = ("FloorDiv", "CleanDiv")
 _REMAINDERS = ("Mod", "PythonMod")
 _CHOICES: Mapping[str, str] = {"Max": "max", "Min": "min"}
+_ROUNDINGS = ("FloorToInt", "TruncToInt")
 _HIGHEST_POWER = 8
+_LARGEST_TERM = 1024
+"""Of a fraction that a factor is: 0.1 is none of so few digits."""
 
 
 class _Unwritten(ValueError):
@@ -57,8 +61,9 @@ def output_dims(stage: nn.Module, spec: TensorSpec, example: Tensor, where: str)
     except Exception as e:  # whatever torch raises, and sizes that only values decide
         raise ExportError(
             "NOT_SPLITTABLE",
-            f"the dims of its output cannot be derived of its input's: {type(e).__name__}: "
-            f"{reason(e)}",
+            "the dims of its output cannot be derived of its input's: "
+            + f"{type(e).__name__}: " * (not isinstance(e, _Unwritten))
+            + reason(e),
             where=where,
             hint=cause(e)
             or "an output dim is a number, a dim of the input, or what + - * // make of such; "
@@ -133,4 +138,21 @@ def _text(expr: Any, names: Mapping[str, str]) -> str:
         for other in others:
             first = f"{_CHOICES[kind]}({first}, {other})"
         return first
-    raise _Unwritten(f"{expr} is no formula of + - * // % min max")
+    if kind in _ROUNDINGS and (scaled := _scaled(expr.args[0], names)):
+        return scaled
+    shown = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(expr))
+    raise _Unwritten(f"{shown} is no formula of + - * // % min max")
+
+
+def _scaled(expr: Any, names: Mapping[str, str]) -> str | None:
+    """A size that is multiplied by a number of few digits (an interpolation's 1.5), and rounded
+    down: in float64 it is what it would be in fractions."""
+    if not expr.is_Mul or not expr.args[0].is_Float:
+        return None
+    factor, *sizes = expr.args
+    above, below = float(factor).as_integer_ratio()
+    few = 0 < above <= _LARGEST_TERM >= below
+    if not few or [type(s).__name__ for s in sizes] != ["ToFloat"]:
+        return None
+    (size,) = sizes[0].args
+    return f"({above} * {_text(size, names)} // {below})" if size.is_nonnegative else None

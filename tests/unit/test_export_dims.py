@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import interpolate, pad
 
 from blockflow.core.dims import Dim, size_of
 from blockflow.core.errors import ExportError
 from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.export import export_model
+from blockflow.repository.formulas import output_dims
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
@@ -152,6 +154,21 @@ def test_dims_that_follow_from_the_input_are_formulas(
     assert [size_of(d, sizes) for d in dims] == list(promised[1:])
     assert contract.output.row_bytes() == 4 * size_of(dims[0], {n: hi for n, (_, hi) in
                                                                 ranges.items()})  # fmt: skip
+
+
+@pytest.mark.parametrize(("factor", "dims"), [(1.5, ("3 * a // 2", "3 * b // 2")), (0.7, None)])
+def test_an_interpolation_by_a_factor(factor: float, dims: tuple[str, ...] | None) -> None:
+    scales = Does(lambda x: interpolate(x[:, None], scale_factor=factor)[:, 0])
+    given = spec(a=(2, 30), b=(2, 30))
+    made = partial(output_dims, scales, given, torch.ones(2, 7, 11), "m")
+    if dims is None:
+        with pytest.raises(ExportError, match=r"input's: .*0\.7.*a.* is no formula"):
+            made()
+        return
+    assert tuple(made()[1:]) == dims
+    for a, b in ((2, 29), (9, 30)):
+        promised = [size_of(d, {"a": a, "b": b}) for d in dims]
+        assert [*scales(torch.ones(1, a, b)).shape[1:]] == promised
 
 
 class ByItsOddSize(nn.Module):
