@@ -291,10 +291,8 @@ _CAUSES: Sequence[tuple[str, str]] = (
         "quantize_dynamic() scales by all rows of a batch, which are several clients': export the "
         "model as it was before, then blockflow convert --to onnx-int8",
     ),
-    (
-        "numpy",
-        "the forward leaves torch for numpy: compute it with torch, or outside of the model",
-    ),
+    ("numpy", "the forward leaves torch for numpy: compute it with torch, or outside of the model"),
+    ("Failed serializing node", "make sizes of whole numbers: -(-n // 8), not math.ceil(n / 8)"),
     (
         "data-dependent",
         "control flow on tensor values must become torch.where or torch.cond, or move out of the "

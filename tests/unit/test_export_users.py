@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -173,15 +174,24 @@ class Masked(nn.Module):
         return self.layers(x, mask=mask, is_causal=self.is_causal)
 
 
+class Multiple(nn.Module):
+    """Pads to a multiple of 8, and cuts back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        return nn.functional.pad(x, (0, math.ceil(length / 8) * 8 - length))[:, :length] * 2
+
+
 @pytest.mark.filterwarnings("ignore")  # of what is deprecated, and of one head
 @pytest.mark.parametrize(
     ("make", "spec", "hint"),
     [
         (quantised, ROW, "several clients': export the model as it was before"),
         (Masked, TensorSpec("float32", ("rows", 3, 4)), "is_causal=True"),
+        (Multiple, TensorSpec("float32", ("rows", "n"), {"n": (8, 40)}), "not math.ceil(n / 8)"),
     ],
 )
-def test_what_torchs_own_modules_ask_for_is_told(
+def test_what_torchs_own_parts_ask_for_is_told(
     repo: BlockRepository, make: Any, spec: TensorSpec, hint: str
 ) -> None:
     error = refused(make().eval(), repo, spec=spec)
