@@ -257,7 +257,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
         return load_file(path)
     if path.suffix not in (".pt", ".pth", ".bin"):
-        raise ValueError(f"unknown kind of weights file {path.suffix!r}")
+        raise _NoStateDict(f"what kind of file {path.suffix!r} is, is not known")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
@@ -270,6 +270,14 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         state = state["state_dict"]
     if not isinstance(state, dict):
         raise _NoStateDict(f"it holds a {type(state).__name__}, not a state dict")
+    inner = [
+        repr(name)
+        for name, entry in state.items()
+        if isinstance(entry, Mapping) and any(isinstance(t, Tensor) for t in entry.values())
+    ]
+    if inner:
+        which = " or ".join(inner[:_SHOWN])
+        raise _NoStateDict(f"it is a checkpoint of a training, with {which} in it: save that alone")
     for name, tensor in state.items():
         if not isinstance(name, str):
             raise _NoStateDict(f"the name of entry {name!r} is a {type(name).__name__}, not text")

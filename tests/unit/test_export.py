@@ -356,6 +356,8 @@ _SAID = {
     "number.pt": ("entry 'weight' is a int",),
     "unnamed.pt": ("the name of entry 7 is a int",),
     "missing.pt": ("the file cannot be read: FileNotFoundError",),
+    "training.pt": ("a checkpoint of a training, with 'model_state_dict' in it",),
+    "lightning.ckpt": ("what kind of file '.ckpt' is",),
 }
 
 
@@ -368,6 +370,9 @@ def test_weights_files_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torch.save({7: torch.zeros(1)}, tmp_path / "unnamed.pt")
     (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
     (tmp_path / "weights.bin").write_bytes(b"")
+    (tmp_path / "lightning.ckpt").write_bytes(b"")
+    training = {"epoch": 3, "model_state_dict": nn.Linear(4, 3).state_dict(), "best": {"loss": 1.0}}
+    torch.save(training, tmp_path / "training.pt")
     for file in [*tmp_path.iterdir(), tmp_path / "missing.pt"]:
         error = refused("WEIGHTS_INVALID", lambda f=file: load_weights(nn.Linear(4, 3), f))
         assert error.where == str(file)
