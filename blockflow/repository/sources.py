@@ -273,7 +273,8 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         hint = _INSTALLED if isinstance(e, ModuleNotFoundError) else "check its arguments"
         raise failed(f"the factory raised {type(e).__name__}: {e}", hint) from e
     if not isinstance(model, nn.Module):
-        raise failed(f"the factory returned a {type(model).__name__}, not a torch.nn.Module")
+        why = f"the factory returned a {type(model).__name__}, not a torch.nn.Module"
+        raise failed(why, "write a function that calls it and returns the model alone")
     model = _unwrapped(model)
     for module in model.modules():
         _run_uncompiled(module)

@@ -254,7 +254,7 @@ def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
         ("torch.nn:NoSuchThing", "has no 'NoSuchThing'"),
         ("torch:__version__", "not a function"),
         ("torch.nn:Linear", "raised TypeError"),
-        ("builtins:dict", "returned a dict"),
+        ("builtins:dict", "returned a dict, not a torch.nn.Module (at builtins:dict) -- write a f"),
         ("broken_factory_module:make", "the import failed: ZeroDivisionError"),
         ("ending_factory_module:make", "the import failed: SystemExit"),
         ("dated_factory_module:make", "the import failed: AttributeError: module 'os' has no"),
