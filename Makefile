@@ -57,9 +57,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 # torch first and by itself: it alone takes TORCH_INDEX, and whatever depends on it finds it there.
 	@echo "[2/3] $(TORCH) (the largest download)"
-	@$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) '$(TORCH)'
+	@$(BIN)/pip install --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) '$(TORCH)'
 	@echo "[3/3] BlockFlow and the other pinned packages (about a minute)"
-	@$(BIN)/pip install -c constraints.txt -e '.[demo,dev]'
+	@$(BIN)/pip install --no-compile -c constraints.txt -e '.[demo,dev]'
+# pip would compile one file after the other, and the packages' own tests with them. (Some packages
+# bring templates that are no Python.)
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || :
 	@touch $@
 
 .PHONY: .venv
