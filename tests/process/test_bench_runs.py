@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from multiprocessing import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,7 @@ from blockflow.bench.kpi_reader import COPIES, COPIES_IN
 from blockflow.bench.reliability import figures as reliability
 from blockflow.launch.base import Launcher
 from tests.bench_rig import Here
+from tests.warm_rig import Warm
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,7 +27,18 @@ def here(
     return Here(launcher, monkeypatch, capsys)
 
 
-def test_hops(tmp_path: Path, here: Here) -> None:
+def test_hops(tmp_path: Path, here: Here, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = util.spawnv_passfds
+
+    def spawn(path: bytes, words: list[Any], fds: Iterable[int]) -> int:
+        """The other end of torch's queue: it would import torch for seconds."""
+        if "--multiprocessing-fork" not in words:
+            return executed(path, words, fds)
+        process = warm.popen([os.fsdecode(word) for word in words], pass_fds=fds)
+        process.returncode = 0  # who asked for it waits for it
+        return process.pid
+
+    monkeypatch.setattr(util, "spawnv_passfds", spawn)
     found = here.run("hops", "--quick", "--rounds", "1", target=tmp_path / "hops.jsonl")
     hops = {(f.mode, f.labels["bytes"]): f for f in found if f.name == HOP}
     assert {size for _, size in hops} == {0, 1024, 2**20}
