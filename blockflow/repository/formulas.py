@@ -59,11 +59,10 @@ def output_dims(stage: nn.Module, spec: TensorSpec, example: Tensor, where: str)
             for size in result.meta["val"].shape
         ]
     except Exception as e:  # whatever torch raises, and sizes that only values decide
+        said = reason(e) if isinstance(e, _Unwritten) else f"{type(e).__name__}: {reason(e)}"
         raise ExportError(
             "NOT_SPLITTABLE",
-            "the dims of its output cannot be derived of its input's: "
-            + f"{type(e).__name__}: " * (not isinstance(e, _Unwritten))
-            + reason(e),
+            f"the dims of its output cannot be derived of its input's: {said}",
             where=where,
             hint=cause(e)
             or "an output dim is a number, a dim of the input, or what + - * // make of such; "

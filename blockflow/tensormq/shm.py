@@ -32,6 +32,7 @@ _log = logging.getLogger("blockflow.tensormq")
 _EMPTY = memoryview(b"")
 
 Rooms = Callable[[], Iterable[tuple[int, int]]]
+"""Of each bound on memory what is left and what there is in all, in bytes."""
 
 
 class ShmOutBuffer(OutBuffer):
@@ -84,8 +85,7 @@ class ShmProducer(Producer):
 
     Args:
         arena: to own.
-        rooms: beside the file system, what bounds the memory that it is made of: of each bound what
-            is left and what there is in all, in bytes.
+        rooms: what bounds the memory that it is made of, beside the file system.
     """
 
     def __init__(self, arena: Arena, rooms: Rooms = tuple) -> None:
