@@ -1,4 +1,4 @@
-"""The fault matrix of docs/reliability.md: each fault has a test, and each test is there."""
+"""The fault matrix of docs/reliability-tests.md: each fault has a test, and each test is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "reliability-tests.md"
 _NAMED = re.compile(r"`(tests/[a-z_/]+\.py)?(?:::(\w+))?`")
 
 

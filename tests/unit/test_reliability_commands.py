@@ -1,5 +1,5 @@
-"""The commands of docs/reliability.md run what they name: ``-k`` filters all files of a command,
-and one of which it leaves nothing would prove nothing."""
+"""The commands of docs/reliability-tests.md run what they name: ``-k`` filters all files of a
+command, and one of which it leaves nothing would prove nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "reliability-tests.md"
 _COMMAND = re.compile(r"`python -m pytest ([^`]+)`")
 _WORDS = re.compile(r"\w+( or \w+)*")
 
