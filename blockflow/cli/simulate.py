@@ -186,8 +186,8 @@ def simulate(
             "INTERNAL",
             f"a rule that must always hold does not: {exc}",
             where=where,
-            hint="a policy of your own has done what none may (docs/batching.md); if it is one of "
-            "blockflow's, please report it",
+            hint="a policy of your own has done what none may (docs/writing-a-policy.md); if it is "
+            "one of blockflow's, please report it",
         ) from exc
     entries = compare(experiment, outcomes, capacity)
     about = _about(experiment, capacity, NOTICE if example else "")

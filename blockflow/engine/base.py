@@ -2,7 +2,7 @@
 
 One thread at a time calls an engine, though not always the same one; implementations need no locks
 and release the interpreter lock while they compute. Where several lanes compute one block at once,
-each has a twin of its engine. Where to add one: docs/engines.md.
+each has a twin of its engine. Where to add one: docs/writing-an-engine.md.
 """
 
 from __future__ import annotations

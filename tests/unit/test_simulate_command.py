@@ -333,4 +333,4 @@ def test_a_policy_of_ones_own_that_fails_is_told_as_such(
     assert status == 1 and error["code"] == "INTERNAL"
     assert "policy 'own' raised ValueError: own" in error["message"]
     assert "seed 0" in error["where"] or "seed 1" in error["where"]
-    assert "docs/batching.md" in error["hint"]
+    assert "docs/writing-a-policy.md" in error["hint"]
