@@ -25,7 +25,7 @@ from blockflow.core.placement import StagePlan, WorkerSpec, desired_workers
 from blockflow.core.plan import Start, free_name
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
-from blockflow.wire.control import Monitor, PeerGone, SetThreads
+from blockflow.wire.control import Monitor, PeerGone, SetThreads, Undrain
 
 _SERVING = frozenset({State.READY, State.DRAINING, State.STOPPING})
 
@@ -167,13 +167,14 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
 def tell_again(realm: Realm) -> None:
     """What the former Manager has written down, it may not have come to say: who is dead (requests
     would wait for them in vain, and slots that they had opened be theirs for ever), how often to
-    sample, and how many threads to compute with."""
+    sample, how many threads to compute with, and to whom a block was opened again."""
     crew = realm.crew
     for incarnation in realm.dead:
         crew.broadcast(PeerGone(incarnation, []))
     crew.broadcast(Monitor(crew.hz))
     lives = [r.life for r in crew.fleet if r.life.connected]
     crew.out += [Send(x.incarnation, SetThreads(x.threads, x.lanes)) for x in lives]
+    crew.out += [Send(x.incarnation, Undrain()) for x in lives if x.state is State.READY]
 
 
 def lost_state(realm: Realm) -> SystemError_ | None:

@@ -19,7 +19,7 @@ from blockflow.control.events import Exited
 from blockflow.control.fleet import Role
 from blockflow.control.update import Kind, Phase
 from blockflow.core.placement import desired_workers
-from blockflow.wire.control import PeerGone
+from blockflow.wire.control import PeerGone, Undrain
 
 DESIRED = desired_workers(topology(*AB), (0, 1))
 
@@ -175,3 +175,12 @@ def test_threads_that_were_only_written_down_are_told() -> None:
     world.brain.handle(Exited(dead, 0), world.now)
     world.succeed()
     assert world.computing() == {"a#0": 4}
+
+
+def test_a_block_that_was_opened_again_is_told_so(world: World) -> None:
+    """Its worker would call itself draining for ever, and serve."""
+    world.do(lambda now: world.brain.close("b", Kind.DRAIN, now))
+    world.brain.close("b", Kind.UNDRAIN, world.now)
+    since = len(world.log)
+    world.succeed()  # what the former one was about to say went with it
+    assert world.incarnation("b#0") in {s.incarnation for s in world.sent(Undrain, since)}
