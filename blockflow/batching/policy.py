@@ -216,9 +216,9 @@ class Policy(ABC):
 
         Args:
             now: the time.
-            busy: stages that run a batch at this moment, whoever has asked for it; with
-                :attr:`SIDE_BY_SIDE` those that can run no further one. No ``Run`` may name one of
-                them.
+            busy: stages that run a batch at this moment, whoever has asked for it, once for each
+                (so that its length is that of lanes in use); with :attr:`SIDE_BY_SIDE` those that
+                can run no further one. No ``Run`` may name one of them.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ batch at the moment, whichever policy has asked for it, and gives out no other o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from blockflow.batching.facts import StageFacts
@@ -102,8 +102,7 @@ class Scheduler:
     @property
     def busy(self) -> Set[int]:
         """Stages with as many batches that were given out and are not done as may be."""
-        full = {s for s, count in self._running.items() if count >= self.width(s)}
-        return full | self._lone
+        return self._lone.union(s for s, n in self._running.items() if n >= self.width(s))
 
     def width(self, stage: int) -> int:
         """How many batches of ``stage`` may run at once."""
@@ -195,7 +194,8 @@ class Scheduler:
         soonest: int | None = None
         # Where somebody waits to run alone nothing more starts beside what runs: with several lanes
         # there is always something, and his turn would never come.
-        full, running = self.busy | set(self._alone.values()), self._running.keys()
+        full = self.busy | set(self._alone.values())
+        running = [stage for stage, count in self._running.items() for _ in range(count)]
         for i in self._order():
             policy = self._policies[i]
             policy.lanes = self.lanes
@@ -321,7 +321,7 @@ class Scheduler:
         self._turn = self._reached = 0
         self._spent = [0] * len(policies)
 
-    def _check(self, policy: Policy, run: Run, busy: Set[int]) -> None:
+    def _check(self, policy: Policy, run: Run, busy: Collection[int]) -> None:
         """What a policy asks for must be its own to give.
 
         Raises:

@@ -66,3 +66,17 @@ def test_a_batch_is_padded_as_its_policy_says() -> None:
         s.arrive(ticket(key, 1, length=length), 0)
     batch = s.decide(0)
     assert isinstance(batch, Batch) and batch.pad_to == (7,)
+
+
+def test_a_policy_knows_how_many_lanes_are_in_use() -> None:
+    """Whether another lane takes somebody at once decides about joins; of a stage that another
+    policy runs, several batches may be under way."""
+    s = Scheduler({1: {"policy": "none"}, 2: WINDOW}, lanes=3, widths=lambda _: 2)
+    for key in range(2):
+        s.arrive(ticket(key, 1, paths=((1, 2),)), 0)
+        assert isinstance(s.decide(0), Batch)
+    seen: list[list[int]] = []
+    other = s._by_stage[2]
+    other.SIDE_BY_SIDE = False  # type: ignore[misc]
+    other.decide = lambda now, busy=(): seen.append(list(busy))  # type: ignore[method-assign, func-returns-value]
+    assert s.decide(0) is None and seen == [[1, 1]]
