@@ -87,7 +87,12 @@ def plan_adoption(journal: Journal, epoch: int, desired: Sequence[WorkerSpec]) -
                 for s in journal.seats
                 if s.worker == spec.name and s.identity == identity and _eligible(s, journal, epoch)
             ),
-            key=lambda s: (_empty(s), s.role != Role.ACTIVE, s.life.incarnation),
+            key=lambda s: (
+                _empty(s),
+                not serves(s.life),
+                s.role != Role.ACTIVE,
+                s.life.incarnation,
+            ),
         )[: spec.replicas]
         keep += [(s, spec) for s in fit]
         names |= {s.name for s in fit}

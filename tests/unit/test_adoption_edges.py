@@ -44,6 +44,17 @@ def test_a_ready_successor_goes_before_who_was_given_up(world: World) -> None:
     assert world.admitted_blocks() == {"a": 1, "b": 1}
 
 
+def test_of_more_than_are_wanted_those_who_serve_are_kept(world: World) -> None:
+    """The committed epoch has one replica less; the first of them was about to be replaced."""
+    world.apply([{"name": "a", "replicas": 2}, "b"], AB[1])
+    world.die("a#0")
+    journal, served = world.journal(), world.incarnation("a#1")
+    world.stored = (3, topology(*AB))
+    world.succeed(journal=journal)
+    assert world.incarnation("a#1") == served and world.names() == ["a#1", "b#0", "dispatcher"]
+    assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
 def test_who_retires_is_not_called_back(world: World) -> None:
     journal = world.journal()
     a, b = journal.seats
