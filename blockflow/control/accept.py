@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,6 +94,18 @@ class Acceptance:
         if found:
             raise invalid_update(found)
         return judged
+
+
+def as_posted(body: Any) -> Any:
+    """A copy, as decoded JSON: it is remembered and stored, whatever becomes of the caller's own.
+
+    Raises:
+        TopologyError: INVALID_TOPOLOGY: JSON has no such thing.
+    """
+    try:
+        return json.loads(json.dumps(body))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise invalid_update([Problem("$", str(e), "use what JSON has")]) from e
 
 
 def stored_lookup(

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockflow import __version__
 from blockflow.control import release
-from blockflow.control.accept import Acceptance
+from blockflow.control.accept import Acceptance, as_posted
 from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
 from blockflow.control.own import OwnFigures
@@ -70,7 +70,7 @@ class Commands:
         self, body: Any, problems: Sequence[Problem] = (), *, if_epoch: int | None = None
     ) -> dict[str, Any]:
         """What an update would change: ``{changed, epoch, plan}``. Raises as :meth:`apply`."""
-        topology = self._acceptance.parse(body, problems)
+        topology = self._acceptance.parse(as_posted(body), problems)
         return self._manager.call(lambda: self._manager.brain.preview(topology, if_epoch))
 
     def apply(
@@ -96,6 +96,7 @@ class Commands:
             TopologyError: INVALID_TOPOLOGY, UPDATE_IN_PROGRESS, UPDATE_FAILED, EPOCH_MISMATCH.
             SystemError_: NO_SPACE when the new epoch cannot be stored.
         """
+        body = as_posted(body)
         topology = self._acceptance.parse(body, problems)
         manager = self._manager
         update = manager.call(

@@ -1,4 +1,4 @@
-"""What many ask of the control plane at once."""
+"""What many ask of the control plane at once, and who asks goes on with what he gave."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from blockflow.control.commands import Commands
 from blockflow.control.manager import Manager
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, TopologyError
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.repository.repository import BlockRepository
 
@@ -56,3 +57,45 @@ def test_a_file_of_figures_is_not_replaced_by_an_empty_one(tmp_path: Path) -> No
     with pytest.raises(RequestError, match="none have been taken yet"):
         commands.store_kpis("run1.jsonl")
     assert Path(told["path"]).read_text() == '{"worker": "w#0"}\n'
+
+
+@pytest.fixture
+def applied(tmp_path: Path) -> tuple[Commands, list[Any]]:
+    """Commands, and the bodies that were accepted."""
+    posted: list[Any] = []
+    update = SimpleNamespace(update_id=1, final=True, error=None, to_dict=lambda now: {})
+
+    def apply(_topology: Any, body: Any, *_: Any) -> Any:
+        posted.append(body)
+        return update
+
+    brain = SimpleNamespace(apply=apply, realm=SimpleNamespace(epoch=1))
+    manager = SimpleNamespace(brain=brain, call=lambda look: look())
+    commands = Commands(cast(Manager, manager), BlockRepository(tmp_path))
+    commands._acceptance = cast(Any, SimpleNamespace(parse=lambda body, problems=(): None))
+    return commands, posted
+
+
+def test_what_was_posted_is_remembered_as_it_was(applied: tuple[Commands, list[Any]]) -> None:
+    """An experiment changes one number and applies the same object again: a rollback would bring
+    that number, too."""
+    commands, posted = applied
+    task: dict[str, Any] = {"path": ["a"]}
+    body = {"blocks": ["a"], "tasks": {"t": task}}
+    for weight in (1, 5):
+        task["weight"] = weight
+        commands.apply(body, wait_s=0)
+    assert [p["tasks"]["t"]["weight"] for p in posted] == [1, 5]
+
+
+def test_what_json_has_not_is_refused_before_anything_begins(
+    applied: tuple[Commands, list[Any]],
+) -> None:
+    """It could not be stored, and by then nothing can be refused: the update would never end."""
+    commands, posted = applied
+    body = {"blocks": ["a"], "tasks": {"t": {"path": ["a"], "weight": np.float32(2)}}}
+    for ask in (commands.preview, commands.apply):
+        with pytest.raises(TopologyError, match="1 problem") as e:
+            ask(body)
+        assert "float32" in e.value.problems[0].message
+    assert posted == []
