@@ -143,7 +143,7 @@ def install(realm: Realm, inheritance: Inheritance) -> Adoption:
     realm.version = journal.version
     realm.topology, realm.posted = topology, inheritance.posted
     realm.stored, realm.notes = inheritance.digests or None, inheritance.notes
-    realm.closed = dict(journal.closed)
+    realm.closed = dict(adoption.closed)
     realm.dead.extend(journal.dead)
     realm.shares.recall(journal.shares, journal.held, journal.version)
     crew.hz = journal.hz

@@ -17,6 +17,7 @@ from blockflow.control.adoption import (
 from blockflow.control.brain import Brain
 from blockflow.control.events import Exited
 from blockflow.control.fleet import Role
+from blockflow.control.journal import Journal
 from blockflow.control.update import Kind, Phase
 from blockflow.core.placement import desired_workers
 from blockflow.wire.control import PeerGone, Undrain
@@ -84,6 +85,17 @@ def test_an_update_that_was_committed_has_opened_what_was_closed(world: World) -
     world.succeed(journal=journal)
     assert world.brain.realm.epoch == 2 and world.brain.realm.closed == {}
     assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_a_successor_that_dies_at_once_does_not_close_what_was_opened(world: World) -> None:
+    """Before it takes over it writes down who has died."""
+    world.do(lambda now: world.brain.close("b", Kind.DRAIN, now))
+    inheritance = Inheritance(world.journal(), 2, topology(*AB), {"posted": 1})
+    again = Brain(world.brain.realm.settings, world.brain.crew.place, Counter())
+    install(again.realm, inheritance)
+    world.stored = (2, topology(*AB))
+    world.succeed(journal=Journal.of(again.realm))
+    assert world.brain.realm.closed == {} and world.admitted_blocks() == {"a": 1, "b": 1}
 
 
 def test_what_was_stopped_is_not_started_for_a_moment(world: World) -> None:
