@@ -241,7 +241,6 @@ class Manager:
             outcome = succession.run(self._poll, self._inbox, ward.guardian, {self.number})
             for death in outcome.dead:
                 self._died(death)
-                self._carry_out()
             self.brain.crew.take_back()
             self.brain.readopt(outcome.adoption, time.monotonic_ns())
             self._carry_out()
@@ -269,7 +268,6 @@ class Manager:
             self._reaped[death.incarnation] = (now + _WORD_NS, death)
         for death in self._heard_out(now):
             self._died(death)
-            self._carry_out()
         deadline = self.brain.deadline()
         if deadline is not None and now >= deadline:
             self.brain.tick(now)
@@ -344,6 +342,7 @@ class Manager:
         if life is not None and death.status == -signal.SIGKILL:
             self.brain.crew.killed(life, lambda: self._kills.claim(now))
         self.brain.handle(death, now)
+        self._carry_out()  # before it is written down: requests wait for it, and a disk may stall
         self._crashes.take(self.brain.crew, incarnation, now)
 
     def _carry_out(self) -> None:

@@ -1,4 +1,4 @@
-"""What a Manager sees of its run directory where no guardian could make it again."""
+"""What a Manager sees of its run directory where no guardian could make it again, and of deaths."""
 
 from __future__ import annotations
 
@@ -58,3 +58,20 @@ def test_a_manager_records_nothing_of_such_an_end(tmp_path: Path) -> None:
     manager._died(Exited(7, ORPHAN_STATUS, ()))
     with pytest.raises(AttributeError):
         manager._died(Exited(7, 1, ()))
+
+
+def test_everybody_is_told_of_a_death_before_it_is_written_down(tmp_path: Path) -> None:
+    """The requests of a dead worker wait for that, and a disk that is busy keeps whoever writes."""
+    done: list[str] = []
+    manager: Any = object.__new__(Manager)
+    manager._tenure = SimpleNamespace(ordered=lambda status: False)
+    nobody = SimpleNamespace(find=lambda incarnation: None)
+    manager.brain = SimpleNamespace(crew=nobody, handle=lambda event, now: done.append("decided"))
+    for name in ("controller", "kpis", "_prober"):
+        setattr(manager, name, SimpleNamespace(forget=lambda incarnation: None))
+    manager._unproved, manager.run_dir = {}, SimpleNamespace(path=tmp_path)
+    manager._health = SimpleNamespace(died=lambda incarnation: ())
+    manager._carry_out = lambda: done.append("told")
+    manager._crashes = SimpleNamespace(take=lambda crew, incarnation, now: done.append("written"))
+    manager._died(Exited(7, 1, ()))
+    assert done == ["decided", "told", "written"]
