@@ -237,7 +237,8 @@ class UpdateRunner:
         """Nothing of it waits for the requests on the old routes, so another update may follow
         while a long one of them goes on. What that one retires waits for all older routes."""
         opens = update.kind in (Kind.SYSTEM, Kind.ROLLBACK, Kind.UNDRAIN)
-        return opens and not update.retiring and self._roomy
+        closes_none = update.kind is Kind.READOPTION and not self._realm.closed
+        return (opens or closes_none) and not update.retiring and self._roomy
 
     @property
     def _roomy(self) -> bool:

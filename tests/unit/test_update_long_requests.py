@@ -62,13 +62,22 @@ def test_a_tasks_index_is_nobody_elses_while_its_requests_go_on(long: World) -> 
     long.apply(BLOCKS, {"u": ["a", "b"]})
     long.apply(BLOCKS, {"u": ["a", "b"], "v": ["b"]})
     assert old not in (index(long, "u"), index(long, "v"))
-    # Nor does another Manager give it out.
-    update = long.succeed()
-    assert update.phase is Phase.DRAINING  # it waits for all that it does not know
-    long.let_drain()
-    assert str(update.phase) == Phase.DONE
+    # Nor does another Manager give it out, which may be asked for an update at once.
+    assert long.succeed().phase is Phase.DONE
     long.apply(BLOCKS, {"u": ["a", "b"], "v": ["b"], "w": ["b"]})
-    assert index(long, "w") == old
+    assert index(long, "w") not in (0, old)
+    long.let_drain()
+    long.apply(BLOCKS, {"u": ["a", "b"], "v": ["b"], "w": ["b"], "x": ["b"]})
+    assert index(long, "x") == old
+
+
+@pytest.mark.parametrize("kind", [Kind.DRAIN, Kind.STOP])
+def test_a_successor_that_has_something_to_close_waits(long: World, kind: Kind) -> None:
+    long.do(lambda now: long.brain.close("b", kind, now))
+    update = long.succeed()
+    assert update.phase is Phase.DRAINING and "b#0" in long.names()
+    long.let_drain()
+    assert str(update.phase) == Phase.DONE and ("b#0" in long.names()) is (kind is Kind.DRAIN)
 
 
 def test_a_committed_update_that_a_successor_carries_through_holds_it_too(long: World) -> None:
