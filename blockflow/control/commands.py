@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from blockflow import __version__
 from blockflow.control import release
@@ -20,13 +21,9 @@ from blockflow.control.samples import Former, store_samples
 from blockflow.control.stewardship import Biography
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
+from blockflow.control.views import Views
 from blockflow.core.cores import at_once
-from blockflow.core.errors import (
-    Problem,
-    RepositoryError,
-    RequestError,
-    SystemError_,
-)
+from blockflow.core.errors import Problem, RepositoryError, RequestError, SystemError_
 from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.launch.ward import Ward
@@ -36,6 +33,8 @@ WAIT_S = 300.0
 """How long a waiting call waits for its update; the update itself goes on."""
 
 MAX_HZ = 50.0
+
+T = TypeVar("T")
 
 
 class Commands:
@@ -215,7 +214,7 @@ class Commands:
         return manager.call(tell)
 
     def updates(self) -> list[dict[str, Any]]:
-        return self._manager.call(lambda: self._manager.views().updates())
+        return self._look(Views.updates)
 
     def update(self, update_id: int) -> dict[str, Any]:
         """One update. Raises SystemError_: NOT_FOUND."""
@@ -228,6 +227,10 @@ class Commands:
 
     # --- looking --------------------------------------------------------------------------------
 
+    def _look(self, look: Callable[[Views], T]) -> T:
+        """What ``look`` finds at one moment, in the Manager's thread."""
+        return self._manager.call(lambda: look(self._manager.views()))
+
     def topology(self) -> dict[str, Any]:
         """What is in force; where the stored topology could not be deployed, what was posted for
         that."""
@@ -236,13 +239,13 @@ class Commands:
         return found if found["topology"] else {**found, "posted": stored.posted}
 
     def epoch(self) -> dict[str, Any]:
-        return self._manager.call(lambda: self._manager.views().epoch())
+        return self._look(Views.epoch)
 
     def tasks(self) -> list[dict[str, Any]]:
-        return self._manager.call(lambda: self._manager.views().tasks())
+        return self._look(Views.tasks)
 
     def blocks(self) -> list[dict[str, Any]]:
-        return self._manager.call(lambda: self._manager.views().blocks())
+        return self._look(Views.blocks)
 
     def block(self, name: str) -> dict[str, Any]:
         """One block, with its profile's state. Raises RepositoryError: UNKNOWN_BLOCK."""
@@ -258,28 +261,22 @@ class Commands:
 
     def workers(self) -> list[dict[str, Any]]:
         """All workers, then the Dispatcher."""
-
-        def look() -> list[dict[str, Any]]:
-            views = self._manager.views()
-            return [*views.workers(), views.dispatcher()]
-
-        return self._manager.call(look)
+        return self._look(lambda views: [*views.workers(), views.dispatcher()])
 
     def worker(self, name: str) -> dict[str, Any]:
         """One worker or ``dispatcher``. Raises SystemError_: NOT_FOUND."""
-        found = self._manager.call(lambda: self._manager.views().worker(name))
+        found = self._look(lambda views: views.worker(name))
         if found is None:
             raise SystemError_("NOT_FOUND", f"no worker {name!r}", hint="GET /v1/workers")
         return found
 
     def health(self) -> dict[str, Any]:
-        return self._manager.call(lambda: self._manager.views().health())
+        return self._look(Views.health)
 
     def kpis(self) -> dict[str, Any]:
         """The latest figures of everything."""
 
-        def look() -> dict[str, Any]:
-            views = self._manager.views()
+        def look(views: Views) -> dict[str, Any]:
             return {
                 "epoch": self._manager.brain.realm.epoch,
                 "monitor_hz": self._manager.brain.crew.hz,
@@ -290,18 +287,16 @@ class Commands:
                 "totals": views.totals(),
             }
 
-        return {**self._manager.call(look), "control": self._own.figures(self.template_pid())}
+        return {**self._look(look), "control": self._own.figures(self.template_pid())}
 
     def status(self) -> dict[str, Any]:
         """Everything that ``blockflow status`` and ``blockflow top`` show, of one moment."""
         manager = self._manager
         lost, replaced = self._lost(), release.warning()
 
-        def look() -> dict[str, Any]:
-            views = manager.views()
+        def look(views: Views) -> dict[str, Any]:
             current = manager.brain.runner.under_way
             updates = views.updates()
-            counters = manager.controller.counters
             return {
                 "state": views.state(),
                 **views.health(),
@@ -316,11 +311,7 @@ class Commands:
                 "last_update": updates[0] if updates else None,
                 "warnings": views.warnings(replaced, *manager.warnings(), *lost),
                 "controller": {
-                    "received": counters.received,
-                    "malformed": counters.malformed,
-                    "unknown": counters.unknown,
-                    "unreachable": counters.unreachable,
-                    "refused": counters.refused,
+                    **asdict(manager.controller.counters),
                     "strays": manager.brain.crew.strays,
                     "late_acks": manager.brain.realm.publication.late,
                 },
@@ -338,7 +329,7 @@ class Commands:
             "repository": str(settings.repository),
             "cores": list(settings.cores),
             "cores_at_once": at_once(settings.cores),
-            **manager.call(look),
+            **self._look(look),
             "control": self._own.figures(self.template_pid()),
         }
 

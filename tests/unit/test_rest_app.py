@@ -378,7 +378,7 @@ def test_all_that_were_pinged_have_to_answer(http: httpx.Client, commands: Noted
     commands.answers["ping"] = [{"ok": True}, {"ok": False}]
     assert http.post("/v1/ping").json()["ok"] is False
     http.post("/v1/blocks/a/ping")
-    assert [args for _, args, _ in commands.calls] == [(), ("a",)]
+    assert [args for _, args, _ in commands.calls] == [(None,), ("a",)]
 
 
 def test_who_does_not_turn_is_not_live(http: httpx.Client, commands: Noted) -> None:

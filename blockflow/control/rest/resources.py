@@ -88,9 +88,6 @@ class Handlers:
         wait_s = WAIT_S if call.query["wait"] else 0.0
         return _outcome(self.commands.rollback(to, wait_s=wait_s, **call.numbers))
 
-    def history(self, call: Call) -> Answer:
-        return Answer({"epochs": self.commands.history()})
-
     def operate(self, kind: Kind) -> Callable[[Call], Answer]:
         def handler(call: Call) -> Answer:
             wait_s = WAIT_S if call.query["wait"] else 0.0
@@ -98,42 +95,19 @@ class Handlers:
 
         return handler
 
-    def updates(self, call: Call) -> Answer:
-        return Answer({"updates": self.commands.updates()})
-
-    def update(self, call: Call) -> Answer:
+    def update(self, call: Call) -> Mapping[str, Any]:
         text = call.path["id"]
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise SystemError_("NOT_FOUND", f"no update {text[:40]!r}", hint="GET /v1/updates")
-        return Answer(self.commands.update(int(text)))
+        return self.commands.update(int(text))
 
-    def topology(self, call: Call) -> Answer:
-        return Answer(self.commands.topology())
-
-    def epoch(self, call: Call) -> Answer:
-        return Answer(self.commands.epoch())
-
-    def tasks(self, call: Call) -> Answer:
-        return Answer({"tasks": self.commands.tasks()})
-
-    def blocks(self, call: Call) -> Answer:
-        return Answer({"blocks": self.commands.blocks()})
-
-    def block(self, call: Call) -> Answer:
-        return Answer(self.commands.block(call.path["name"]))
-
-    def workers(self, call: Call) -> Answer:
+    def workers(self, call: Call) -> Mapping[str, Any]:
         *workers, dispatcher = self.commands.workers()
-        return Answer({"workers": workers, "dispatcher": dispatcher})
+        return {"workers": workers, "dispatcher": dispatcher}
 
-    def worker(self, call: Call) -> Answer:
-        return Answer(self.commands.worker(call.path["name"]))
-
-    def ping_all(self, call: Call) -> Answer:
-        return _pings(self.commands.ping())
-
-    def ping_block(self, call: Call) -> Answer:
-        return _pings(self.commands.ping(call.path["name"]))
+    def ping(self, call: Call) -> Answer:
+        answers = self.commands.ping(call.path.get("name"))
+        return Answer({"ok": all(a["ok"] for a in answers), "pings": answers})
 
     def monitor(self, call: Call) -> Answer:
         order = fields(call.body, call.duplicates, {"on": (bool,)}, {"hz": (int, float)})
@@ -148,12 +122,9 @@ class Handlers:
         former = Former.REPLACED if order.get("force") else Former.KEPT
         return Answer(self.commands.store_kpis(order["file"], former))
 
-    def kpis(self, call: Call) -> Answer:
-        return Answer(self.commands.kpis())
-
-    def live(self, call: Call) -> Answer:
+    def live(self, call: Call) -> Mapping[str, Any]:
         self.commands.epoch()  # the manager's thread turns
-        return Answer({"live": True})
+        return {"live": True}
 
     def ready(self, call: Call) -> Answer:
         health = self.commands.health()
@@ -167,22 +138,13 @@ class Handlers:
         )
         return Answer({**health, "error": error.to_dict()}, 503)
 
-    def status(self, call: Call) -> Answer:
-        return Answer(self.commands.status())
-
-    def stored_blocks(self, call: Call) -> Answer:
-        return Answer({"repository": self.repository, "blocks": self.commands.repository()})
-
     def stop_all(self, call: Call) -> Answer:
         return Answer({"accepted": True}, 202, after=self.shutdown)
-
-    def openapi(self, call: Call) -> Answer:
-        return Answer(self.document())
 
 
 def resources(handlers: Handlers) -> tuple[Resource, ...]:
     """The table."""
-    h = handlers
+    h, c = handlers, handlers.commands
     one = ("UNKNOWN_BLOCK",)
     operated = (*one, "UPDATE_IN_PROGRESS", "UPDATE_FAILED", "INVALID_REQUEST", "NOT_RUNNING")
     done = {200: ("Outcome", "done"), 202: ("Outcome", "accepted, not done yet")}
@@ -197,19 +159,46 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
         "NOT_RUNNING",
     )
     updated = {200: ("OutcomeOrPreview", "done, or the plan of a dry run"), 202: done[202]}
+    pinged = {200: ("Pings", "who answered")}
 
     def get(
         path: str,
         operation: str,
         summary: str,
-        handler: Callable[[Call], Answer],
         schema: str,
+        document: Callable[[Call], Any],
         *,
         errors: tuple[str, ...] = (),
         tag: str = "system",
     ) -> Resource:
-        answers = {200: (schema, "as asked")}
-        return Resource("GET", path, operation, summary, handler, answers, errors=errors, tag=tag)
+        """What ``document`` makes, as it is."""
+        return Resource(
+            "GET",
+            path,
+            operation,
+            summary,
+            lambda call: Answer(document(call)),
+            {200: (schema, "as asked")},
+            errors=errors,
+            tag=tag,
+        )
+
+    def update(
+        path: str, operation: str, summary: str, handler: Callable[[Call], Answer], body: str
+    ) -> Resource:
+        return Resource(
+            "POST",
+            path,
+            operation,
+            summary,
+            handler,
+            updated,
+            body=body,
+            flags=(WAIT, DRY_RUN),
+            numbers=(IF_EPOCH,),
+            errors=update_errors,
+            tag="updates",
+        )
 
     def operation(kind: Kind, summary: str) -> Resource:
         return Resource(
@@ -225,77 +214,83 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
         )
 
     return (
-        Resource(
-            "POST",
+        update(
             "/v1/system-update",
             "systemUpdate",
             "Apply a whole topology: what is missing starts, what is unneeded stops",
             h.system_update,
-            updated,
-            body="SystemUpdate",
-            flags=(WAIT, DRY_RUN),
-            numbers=(IF_EPOCH,),
-            errors=update_errors,
-            tag="updates",
+            "SystemUpdate",
         ),
-        Resource(
-            "POST",
+        update(
             "/v1/rollback",
             "rollBack",
             "Put an earlier epoch's topology and artifacts in force again, as a new epoch",
             h.rollback,
-            updated,
-            body="RollbackOrder",
-            flags=(WAIT, DRY_RUN),
-            numbers=(IF_EPOCH,),
-            errors=update_errors,
-            tag="updates",
+            "RollbackOrder",
         ),
         get(
             "/v1/history",
             "listHistory",
             "The latest epochs, newest first",
-            h.history,
             "History",
+            lambda _: {"epochs": c.history()},
             tag="updates",
         ),
         get(
             "/v1/updates",
             "listUpdates",
             "The latest updates, newest first",
-            h.updates,
             "Updates",
+            lambda _: {"updates": c.updates()},
             tag="updates",
         ),
-        get("/v1/updates/{id}", "getUpdate", "One update", h.update, "Update", tag="updates"),
-        get("/v1/topology", "getTopology", "The topology in force", h.topology, "Topology"),
-        get("/v1/epoch", "getEpoch", "The epoch in force", h.epoch, "Epoch"),
-        get("/v1/tasks", "listTasks", "The published tasks with their figures", h.tasks, "Tasks"),
+        get("/v1/updates/{id}", "getUpdate", "One update", "Update", h.update, tag="updates"),
+        get(
+            "/v1/topology",
+            "getTopology",
+            "The topology in force",
+            "Topology",
+            lambda _: c.topology(),
+        ),
+        get("/v1/epoch", "getEpoch", "The epoch in force", "Epoch", lambda _: c.epoch()),
+        get(
+            "/v1/tasks",
+            "listTasks",
+            "The published tasks with their figures",
+            "Tasks",
+            lambda _: {"tasks": c.tasks()},
+        ),
         get(
             "/v1/blocks",
             "listBlocks",
             "The blocks with state and figures",
-            h.blocks,
             "Blocks",
+            lambda _: {"blocks": c.blocks()},
             tag="blocks",
         ),
         get(
-            "/v1/blocks/{name}", "getBlock", "One block", h.block, "Block", errors=one, tag="blocks"
+            "/v1/blocks/{name}",
+            "getBlock",
+            "One block",
+            "Block",
+            lambda call: c.block(call.path["name"]),
+            errors=one,
+            tag="blocks",
         ),
         get(
             "/v1/workers",
             "listWorkers",
             "The worker processes and the Dispatcher",
-            h.workers,
             "Workers",
+            h.workers,
             tag="workers",
         ),
         get(
             "/v1/workers/{name}",
             "getWorker",
             "One worker, or the Dispatcher",
-            h.worker,
             "Process",
+            lambda call: c.worker(call.path["name"]),
             tag="workers",
         ),
         Resource(
@@ -303,8 +298,8 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             "/v1/blocks/{name}/ping",
             "pingBlock",
             "Ping the workers of a block",
-            h.ping_block,
-            {200: ("Pings", "who answered")},
+            h.ping,
+            pinged,
             errors=one,
             tag="blocks",
         ),
@@ -313,13 +308,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
         operation(Kind.STOP, "Terminate the block's workers until restart or the next update"),
         operation(Kind.RESTART, "Replace the block's workers without a gap"),
         Resource(
-            "POST",
-            "/v1/ping",
-            "pingAll",
-            "Ping every process",
-            h.ping_all,
-            {200: ("Pings", "who answered")},
-            tag="workers",
+            "POST", "/v1/ping", "pingAll", "Ping every process", h.ping, pinged, tag="workers"
         ),
         Resource(
             "POST",
@@ -333,7 +322,12 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             tag="figures",
         ),
         get(
-            "/v1/kpis", "getKpis", "The latest figures of everything", h.kpis, "Kpis", tag="figures"
+            "/v1/kpis",
+            "getKpis",
+            "The latest figures of everything",
+            "Kpis",
+            lambda _: c.kpis(),
+            tag="figures",
         ),
         Resource(
             "POST",
@@ -346,7 +340,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             errors=("FILE_EXISTS", "INVALID_REQUEST", "NO_SPACE", "STATE_UNUSABLE"),
             tag="figures",
         ),
-        get("/v1/health/live", "getLive", "The control plane's own liveness", h.live, "Live"),
+        get("/v1/health/live", "getLive", "The control plane's own liveness", "Live", h.live),
         Resource(
             "GET",
             "/v1/health/ready",
@@ -355,13 +349,13 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             h.ready,
             {200: ("Ready", "ready"), 503: ("Ready", "not ready, with reasons")},
         ),
-        get("/v1/status", "getStatus", "Everything at one moment", h.status, "Status"),
+        get("/v1/status", "getStatus", "Everything at one moment", "Status", lambda _: c.status()),
         get(
             "/v1/repository",
             "listRepository",
             "The stored blocks",
-            h.stored_blocks,
             "Repository",
+            lambda _: {"repository": h.repository, "blocks": c.repository()},
             tag="blocks",
         ),
         Resource(
@@ -372,7 +366,7 @@ def resources(handlers: Handlers) -> tuple[Resource, ...]:
             h.stop_all,
             {202: ("Accepted", "it ends")},
         ),
-        get("/openapi.json", "getOpenApi", "This document", h.openapi, "OpenApi"),
+        get("/openapi.json", "getOpenApi", "This document", "OpenApi", lambda _: h.document()),
     )
 
 
@@ -380,7 +374,3 @@ def _outcome(outcome: dict[str, Any]) -> Answer:
     """202 while the update goes on."""
     final = outcome["update"]["state"] in {str(p) for p in FINAL}
     return Answer(outcome, 200 if final else 202)
-
-
-def _pings(answers: list[dict[str, Any]]) -> Answer:
-    return Answer({"ok": all(a["ok"] for a in answers), "pings": answers})
