@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,10 @@ from blockflow.cli.exits import exit_code
 from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.text import has_half
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 UPDATE_S = 600.0
 """Time-out of a call that waits for an update, or for an operation on a block: large models need
@@ -119,18 +123,25 @@ def carried_out() -> Iterator[None]:
         raise
 
 
+def bar(*columns: ProgressColumn, console: Console | None = None) -> Progress:
+    """What is done, a bar, and ``columns``: gone when done, and nothing where there is no terminal.
+    On the standard error, or where ``console`` prints."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    console = console or Console(stderr=True)
+    first = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    return Progress(
+        *first, *columns, console=console, transient=True, disable=not console.is_terminal
+    )
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
-    """Yields ``show(what, fraction)``: a bar on standard error, gone when done.
+    """Yields ``show(what, fraction)``, which moves a :func:`bar`."""
+    from rich.progress import TimeElapsedColumn
 
-    Nothing is shown where that is no terminal.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+    with bar(TimeElapsedColumn()) as p:
         task = p.add_task("starting", total=1.0)
 
         def show(what: str, fraction: float) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
-from blockflow.cli.options import Json, close_json, print_json, typed_command
+from blockflow.cli.options import Json, bar, close_json, commas, print_json, typed_command
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core.errors import RequestError
 
@@ -132,7 +132,7 @@ def _wish(
     from blockflow.bench.profiling.run import Wish
     from blockflow.core.engines import AUTO
 
-    named = _commas(engines) or [ALL if choose else AUTO]
+    named = commas(engines) or [ALL if choose else AUTO]
     wide = choose or ALL in named or named == [AUTO]
     try:
         effort = Effort(confidence=confidence, seconds=seconds)
@@ -142,7 +142,7 @@ def _wish(
         raise RequestError("INVALID_REQUEST", str(e)) from None
     return Wish(
         engines=named,
-        precisions=_commas(precisions) or ([ALL] if wide else ["fp32"]),
+        precisions=commas(precisions) or ([ALL] if wide else ["fp32"]),
         options=dict(parse_option(o) for o in option) if option else None,
         threads=_numbers("--threads", threads),
         rows=_numbers("--rows", rows),
@@ -161,7 +161,7 @@ def _subjects(
     if sum(bool(x) for x in (blocks, chain, task)) > 1:
         raise RequestError("INVALID_REQUEST", "name blocks, or --chain, or --task")
     if chain:
-        members = _commas(chain)
+        members = commas(chain)
         if not members:
             raise RequestError("INVALID_REQUEST", "the chain has no blocks", where="--chain")
         return [members]
@@ -279,18 +279,10 @@ class _Progress:
     """A bar on standard error with what is measured and about how long it will take yet."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import TextColumn
 
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
         self.subject = ""
-        self._bar = Progress(
-            *columns,
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = bar(TextColumn("{task.fields[left]}"))
         self._task = self._bar.add_task("loading", total=None, left="")
         self._begin = time.monotonic()
 
@@ -326,14 +318,10 @@ class _Progress:
         )
 
 
-def _commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _numbers(what: str, text: str) -> list[int] | None:
     """``1,2,8-10`` -> [1, 2, 8, 9, 10]; nothing -> None."""
     out: list[int] = []
-    for part in _commas(text):
+    for part in commas(text):
         first, _, last = part.partition("-")
         if not (first.isdecimal() and (last.isdecimal() or part == first)) or len(part) > 16:
             raise RequestError(

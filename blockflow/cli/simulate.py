@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.numerals import plain
@@ -36,7 +34,7 @@ from blockflow.bench.simulation.sources import (
 from blockflow.bench.simulation.system import SystemModel
 from blockflow.bench.simulation.text import nonsense
 from blockflow.bench.simulation.watch import InvariantBroken
-from blockflow.cli.options import Json, print_json, typed_command, was_given
+from blockflow.cli.options import Json, bar, commas, print_json, typed_command, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core import limits
 from blockflow.core.errors import make_error
@@ -229,7 +227,7 @@ def _system(
         raise nonsense("more than one source", "--example, --profile, --topology", "give one")
     if topology is not None:
         return topology_system(topology, repository, chosen, shares, costs)
-    path = tuple(b.strip() for b in blocks.split(",") if b.strip())
+    path = tuple(commas(blocks))
     if path and chosen:
         raise nonsense("--blocks is one task, --task names them", "--blocks, --task")
     tasks = chosen or ([TaskChoice("task", path, 1.0)] if path else [])
@@ -250,23 +248,9 @@ def _system(
 
 
 def _run(experiment: Experiment, processes: int) -> dict[Cell, Outcome]:
-    with _progress(len(experiment.cells())) as done:
-        return run_all(experiment, processes, done)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on standard error, gone when done; nothing where that is no terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
-        bar = p.add_task("simulating", total=total)
-        yield lambda cell, outcome: p.advance(bar)
+    with bar(MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("simulating", total=len(experiment.cells()))
+        return run_all(experiment, processes, lambda cell, outcome: progress.advance(task))
 
 
 def _about(experiment: Experiment, capacity: float, notice: str) -> str:

@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 from rich.table import Table
 
 from blockflow.bench.canvas import new_page
@@ -37,7 +37,7 @@ from blockflow.bench.thesis.outcome import Call, Outcome, State
 from blockflow.bench.thesis.report import HTML, MARKDOWN, write_report
 from blockflow.bench.thesis.run import Session, choose
 from blockflow.cli.exits import ExitCode, exit_code
-from blockflow.cli.options import Json, print_json
+from blockflow.cli.options import Json, bar, print_json
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -194,14 +194,7 @@ class _Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-        self._bar = Progress(
-            *columns,
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = bar(TimeElapsedColumn(), console=console)
         self._whole = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> _Screen:
