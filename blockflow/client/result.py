@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockflow.client.outcome import Answered
@@ -59,7 +59,7 @@ class Leg:
     ms: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"way": self.way, "nbytes": self.nbytes, "copies": self.copies, "ms": self.ms}
+        return asdict(self)
 
 
 _COPIES = {"message": 3, "slot": 2, "view": 1}

@@ -5,8 +5,8 @@ Only the standard library is imported here, so that the client SDK stays small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import inf, nextafter, prod
 from typing import Any
 
@@ -99,18 +99,21 @@ class TensorSpec:
         """Whether every dynamic dim but the rows has a range."""
         return all(d in self.ranges for d in self.dynamic)
 
-    def row_bytes(self, binding: Mapping[str, int] | None = None) -> int:
-        """Bytes of one row; unbound dynamic dims count with the largest value of their range, or
-        as 1024 without one, and formulas as 1 at least: a window of 2048 leaves less of that."""
-        ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
-        if binding:
-            ranges |= {n: (binding[n], binding[n]) for n in ranges if n in binding}
-        return tensor_bytes(self.dtype, (max(1, bounds_of(d, ranges)[1]) for d in self.dims[1:]))
+    def row_bytes(self) -> int:
+        """Bytes of one row; dynamic dims count with the largest value of their range, or as 1024
+        without one, and formulas as 1 at least: a window of 2048 leaves less of that."""
+        return tensor_bytes(self.dtype, (hi for _, hi in self._extents()))
 
     def least_row_bytes(self) -> int:
         """Bytes of the smallest row that there can be."""
+        return tensor_bytes(self.dtype, (lo for lo, _ in self._extents()))
+
+    def _extents(self) -> Iterator[Bounds]:
+        """Of the dims of a row, at least 1."""
         ranges = {n: self.ranges.get(n, (1, 1024)) for n in self.dynamic}
-        return tensor_bytes(self.dtype, (max(1, bounds_of(d, ranges)[0]) for d in self.dims[1:]))
+        for dim in self.dims[1:]:
+            lo, hi = bounds_of(dim, ranges)
+            yield max(1, lo), max(1, hi)
 
     def bind(self, dtype: str, dims: Sequence[int], *, where: str = "") -> dict[str, int]:
         """Match a concrete tensor and return the values of the dynamic dims (``rows`` among them).
@@ -312,13 +315,7 @@ class Variant:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "digest": self.digest,
-            "bytes": self.bytes,
-            "machine": self.machine,
-            "refused": dict(self.refused),
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Variant:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from blockflow.core import limits
@@ -148,17 +148,7 @@ class StageRoute:
     slots: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "block": self.block,
-            "worker": self.worker,
-            "incarnation": self.incarnation,
-            "endpoint": self.endpoint,
-            "mode": self.mode,
-            "device": self.device,
-            "replayable": self.replayable,
-            "slots": self.slots,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> StageRoute:

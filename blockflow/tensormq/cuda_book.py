@@ -75,14 +75,14 @@ class Export:
         return cls(uuid, nbytes, memory, tuple(events[i : i + IPC_HANDLE_BYTES] for i in cuts))
 
 
-def make_book(run_dir: Path, incarnation: int, slots: int, lanes: int = 32) -> Arena:
+def make_book(run_dir: Path, incarnation: int, slots: int) -> Arena:
     """The owner's book, with nothing exported yet.
 
     Raises:
         SystemError_: NO_SPACE; ALREADY_RUNNING when the incarnation has one.
     """
     room = _EXPORT_AT + 256 + (slots + 1) * IPC_HANDLE_BYTES
-    return Arena.create(run_dir, incarnation | DEVICE_BIT, room, slots, lanes, warm_bytes=room)
+    return Arena.create(run_dir, incarnation | DEVICE_BIT, room, slots, warm_bytes=room)
 
 
 def write_export(book: Arena, export: Export) -> None:

@@ -60,11 +60,14 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
 
+_THREADS = 2
+"""Of a context: one for input and output, one that closes sockets."""
+
 _ZERO_COPY_RECV = 10
 """Of a context (``zmq.h``); pyzmq has no name for it."""
 
 
-def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     """A context of this process; make it after a fork, never before.
 
     Raises:
@@ -78,12 +81,12 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             f"libzmq {version} is older than {OLDEST_LIBZMQ}",
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
-    _try_threads(io_threads + 1)  # and one that closes sockets
+    _try_threads()
     # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
     # counter begins at C's rand(), which begins at the same number in every process: a peer could
     # give itself the name that comes next.
     ctypes.CDLL(None).srand(secrets.randbits(32))
-    context = zmq.Context(io_threads)
+    context = zmq.Context()
     # Else each small frame keeps the whole buffer that it was read with: a peer that sends 40 bytes
     # at a time takes 200 times as much memory as it sends.
     with suppress(zmq.ZMQError):
@@ -91,16 +94,16 @@ def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
-def _try_threads(count: int) -> None:
+def _try_threads() -> None:
     go = threading.Event()
-    threads = [threading.Thread(target=go.wait, daemon=True) for _ in range(count)]
+    threads = [threading.Thread(target=go.wait, daemon=True) for _ in range(_THREADS)]
     started = []
     try:
         for thread in threads:
             thread.start()
             started.append(thread)
     except RuntimeError as e:
-        raise failure(e, f"ZeroMQ needs {count} threads: {e}", "libzmq") from e
+        raise failure(e, f"ZeroMQ needs {_THREADS} threads: {e}", "libzmq") from e
     finally:
         go.set()
         for thread in started:

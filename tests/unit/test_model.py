@@ -101,7 +101,6 @@ def test_the_range_of_an_integer() -> None:
 
 def test_sizes_in_bytes() -> None:
     assert IMAGE.row_bytes() == 4 * 3 * 64
-    assert TOKENS.row_bytes({"length": 4}) == 32
     assert TOKENS.row_bytes() == 16 * 8
     assert OPEN.row_bytes() == 4 * 1024
     assert tensor_bytes("float16", (2**31 - 1,) * 8) == 2 * (2**31 - 1) ** 8
