@@ -25,7 +25,6 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errn
 
 _READERS: Mapping[int, Callable[[dict[str, Any]], StoredState]] = {
     1: StoredState.from_format_1,
-    2: StoredState.from_format_2,
     FORMAT: StoredState.from_dict,
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 FORMAT = 3
-"""Of the document on disk. Format 1 had no history, 2 no ``next_epoch``; both are still read."""
+"""Of the document on disk. Format 1, of release 0.1.0, is read as well."""
 
 HISTORY = 20
 """Epochs that are remembered, the one in force among them."""
@@ -148,17 +148,13 @@ class StoredState:
         return cls(**{**data, "history": history})
 
     @classmethod
-    def from_format_2(cls, data: Mapping[str, Any]) -> StoredState:
-        """The state of a release that took for its next epoch the one after that in force."""
-        if "next_epoch" in data:
-            raise ValueError("a later format than it says")
-        epoch = data.get("epoch")
-        return cls.from_dict({**data, "next_epoch": epoch + 1 if type(epoch) is int else epoch})
-
-    @classmethod
     def from_format_1(cls, data: Mapping[str, Any]) -> StoredState:
-        """The state of a release that kept no history: it begins with the epoch in force."""
+        """The state of a release that kept no history, which begins with the epoch in force; the
+        next epoch is the one after that."""
+        if "history" in data or "next_epoch" in data:
+            raise ValueError("a later format than it says")
         epoch, posted = data.get("epoch"), data.get("posted") or {}
         known = epoch if type(epoch) is int and epoch > 0 else 0
         past = {"epoch": known, "how": "system-update", "when": "", "posted": posted, "digests": {}}
-        return cls.from_format_2({**data, "history": [past] if known else []})
+        history = [past] if known else []
+        return cls.from_dict({**data, "next_epoch": known + 1, "history": history})

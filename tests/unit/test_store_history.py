@@ -40,33 +40,27 @@ def test_a_history_of_large_updates_stays_small() -> None:
     assert told["history"][0]["posted"] is state.posted  # a copy would take seconds
 
 
-@pytest.mark.parametrize(("fmt", "lacks"), [(1, ["history", "next_epoch"]), (2, ["next_epoch"])])
-def test_the_state_of_an_earlier_release_is_read(
-    tmp_path: Path, fmt: int, lacks: list[str]
-) -> None:
+def test_the_state_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     filled(tmp_path)
     for name in (CURRENT, PREVIOUS):
         document = json.loads((tmp_path / name).read_bytes())
-        for field in lacks:
+        for field in ("history", "next_epoch"):
             del document["body"][field]
         packed = json.dumps(document["body"], sort_keys=True, separators=(",", ":")).encode()
-        document |= {"format": fmt, "sha256": hashlib.sha256(packed).hexdigest()}
+        document |= {"format": 1, "sha256": hashlib.sha256(packed).hexdigest()}
         (tmp_path / name).write_text(json.dumps(document))
     with StateStore(tmp_path) as store:
         assert (store.state.epoch, store.warning) == (2, "")
-        past = [(2, {"posted": 2})] if fmt == 1 else [(1, {"posted": 1}), (2, {"posted": 2})]
-        assert [(p.epoch, p.posted) for p in store.state.history] == past
+        assert [(p.epoch, p.posted) for p in store.state.history] == [(2, {"posted": 2})]
         assert store.epoch_after(2) == 3
         store.commit(3, {}, TOPOLOGY)
     with StateStore(tmp_path) as store:
-        assert [p.epoch for p in store.state.history] == [e for e, _ in past] + [3]
+        assert [p.epoch for p in store.state.history] == [2, 3]
 
 
 def test_a_new_folder_of_an_earlier_release() -> None:
     old = StoredState().to_dict()
-    del old["next_epoch"]
-    assert StoredState.from_format_2(old) == StoredState()
-    del old["history"]
+    del old["next_epoch"], old["history"]
     assert StoredState.from_format_1(old) == StoredState()
 
 
