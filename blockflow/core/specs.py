@@ -30,34 +30,27 @@ Mode = Literal["tensormq", "zeromq"]
 Transport = Literal["ipc", "tcp"]
 
 
-def _threads(value: Any) -> int | str:
-    if value == AUTO or (type(value) is int and 1 <= value <= MAX_THREADS):
-        return value
-    raise ValueError(f'expected "auto" or a number from 1 to {MAX_THREADS}')
+def _planned(most: int) -> PlainValidator:
+    """A number up to ``most``, or ``auto``."""
+
+    def check(value: Any) -> int | str:
+        if value == AUTO or (type(value) is int and 1 <= value <= most):
+            return value
+        raise ValueError(f'expected "auto" or a number from 1 to {most}')
+
+    return PlainValidator(check)
 
 
-Threads = Annotated[
-    int | Literal["auto"],
-    PlainValidator(_threads),
-    WithJsonSchema(
-        {"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]}
-    ),
-]
+def _planned_schema(most: int) -> WithJsonSchema:
+    number = {"type": "integer", "minimum": 1, "maximum": most}
+    return WithJsonSchema({"anyOf": [{"const": AUTO}, number]})
+
+
+Threads = Annotated[int | Literal["auto"], _planned(MAX_THREADS), _planned_schema(MAX_THREADS)]
 """Intra-op threads: a number, or planned over all workers (:mod:`blockflow.core.threads`)."""
 
-
-def _lanes(value: Any) -> int | str:
-    if value == AUTO or (type(value) is int and 1 <= value <= limits.MAX_LANES):
-        return value
-    raise ValueError(f'expected "auto" or a number from 1 to {limits.MAX_LANES}')
-
-
 Lanes = Annotated[
-    int | Literal["auto"],
-    PlainValidator(_lanes),
-    WithJsonSchema(
-        {"anyOf": [{"const": AUTO}, {"type": "integer", "minimum": 1, "maximum": limits.MAX_LANES}]}
-    ),
+    int | Literal["auto"], _planned(limits.MAX_LANES), _planned_schema(limits.MAX_LANES)
 ]
 """Forwards that a worker may compute at once: a number, or planned with the threads."""
 
