@@ -21,7 +21,7 @@ from blockflow.tensormq.channel import Consumer, OutBuffer, Payload, Producer
 from blockflow.tensormq.cuda import CudaProducer
 from blockflow.tensormq.cuda_book import make_book
 from blockflow.tensormq.cuda_verdict import VerdictBook
-from blockflow.tensormq.inline import InlineConsumer, InlineProducer
+from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.janitor import RunDir
 from blockflow.tensormq.mixed import MixedConsumer, MixedProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
@@ -103,13 +103,9 @@ def mixed_consumer(run_dir: Path, read_only_pins: bool = False) -> Consumer:
 
 
 WAYS: dict[str, tuple[Callable[[Path, int, int], Producer], Callable[[Path], Consumer]]] = {
-    "inline": (
-        lambda _, capacity, slots: InlineProducer(slots, capacity),
-        lambda _: InlineConsumer(),
-    ),
     "shm": (shm_producer, ShmConsumer),
-    # A worker's receiver takes whole tensors as well, whatever its own mode is.
-    "inline-to-shm": (lambda _, capacity, slots: InlineProducer(slots, capacity), ShmConsumer),
+    # Who takes handles takes whole tensors as well, whatever its own mode is.
+    "inline": (lambda _, capacity, slots: InlineProducer(slots, capacity), ShmConsumer),
     # Device memory, on the double of the driver (cuda_fake): one device, two that are peers, and
     # the edges between host and device. tests/gpu has the same on a real one.
     "cuda": (cuda_producer, cuda_consumer),

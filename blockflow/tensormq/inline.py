@@ -15,7 +15,6 @@ from blockflow.core.errors import RequestError, WireError
 from blockflow.core.model import tensor_bytes
 from blockflow.core.scarcity import failure
 from blockflow.tensormq.channel import (
-    Consumer,
     InBuffer,
     OutBuffer,
     Payload,
@@ -199,25 +198,6 @@ class InlineProducer(Producer):
 
     def close(self) -> None:
         self._held.clear()
-
-
-class InlineConsumer(Consumer):
-    """Takes whole frames only."""
-
-    def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
-        if desc.handle is not None:
-            raise WireError(
-                "MALFORMED_MESSAGE",
-                f"{desc} came as a handle, but this side takes whole tensors",
-                where="tensor frame",
-            )
-        return open_frame(desc, frame)
-
-    def peer_gone(self, incarnation: int) -> None:
-        """Nothing is kept per producer."""
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 def open_frame(desc: TensorDesc, frame: Any | None) -> InlineInBuffer:

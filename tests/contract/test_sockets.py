@@ -16,7 +16,7 @@ from sockets_rig import TIMEOUT_S, receive, until
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.tensormq import sockets
-from blockflow.tensormq.inline import InlineConsumer, InlineProducer
+from blockflow.tensormq.inline import InlineProducer, open_frame
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.tensormq.sockets import bind_pull, bind_router, connect_dealer, new_context
 
@@ -310,7 +310,7 @@ def test_a_restarted_peer_is_found_again(
 def test_whole_tensors_travel_without_a_copy_at_the_sender(
     ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path, transport: str, push: PushCache
 ) -> None:
-    producer, consumer = InlineProducer(max_buffers=2), InlineConsumer()
+    producer = InlineProducer(max_buffers=2)
     pull, endpoint = bind_pull(ctx, transport, run_dir, 1)
     for i in range(20):  # far more than max_buffers: each is free again once it has been sent
         buffer = producer.reserve("uint8", (1 << 20,))
@@ -324,7 +324,7 @@ def test_whole_tensors_travel_without_a_copy_at_the_sender(
         del payload
         until(lambda: bool(push.flush() or pull.poll(1)), "the tensor")
         _, frame = pull.recv_multipart(copy=False)
-        got = consumer.open(desc, frame)
+        got = open_frame(desc, frame)
         assert bytes(got.memory[:3]) == bytes([i]) * 3
         got.release()
         del frame

@@ -7,11 +7,11 @@ import weakref
 import numpy as np
 import pytest
 
-from blockflow.core.errors import SystemError_, WireError
+from blockflow.core.errors import SystemError_
 from blockflow.tensormq.channel import span_bytes
-from blockflow.tensormq.inline import InlineConsumer, InlineProducer
+from blockflow.tensormq.inline import InlineProducer, open_frame
 from blockflow.tensormq.leases import LeaseError
-from blockflow.wire.tensor import Handle, TensorDesc
+from blockflow.wire.tensor import TensorDesc
 
 
 def test_discarded_memory_is_free_though_somebody_keeps_the_buffer() -> None:
@@ -48,7 +48,7 @@ def test_what_was_published_cannot_be_written_by_way_of_its_frame() -> None:
 def test_a_released_frame_is_let_go_though_somebody_keeps_the_buffer() -> None:
     frame = np.zeros(4, np.uint8)
     kept = weakref.ref(frame)
-    buffer = InlineConsumer().open(TensorDesc("uint8", (4,)), frame)
+    buffer = open_frame(TensorDesc("uint8", (4,)), frame)
     del frame
     assert kept() is not None
     buffer.release()
@@ -58,12 +58,6 @@ def test_a_released_frame_is_let_go_though_somebody_keeps_the_buffer() -> None:
 def test_a_cut_of_no_rows_spans_nothing() -> None:
     assert span_bytes(TensorDesc("int32", (0, 2), None, (4, 1))) == 0
     assert span_bytes(TensorDesc("int32", (2, 2), None, (4, 1))) == 4 * 6
-
-
-def test_a_handle_is_refused_though_a_frame_came_with_it() -> None:
-    desc = TensorDesc("uint8", (4,), Handle(7, 0, 0, 1, 0))
-    with pytest.raises(WireError, match="came as a handle"):
-        InlineConsumer().open(desc, b"1234")
 
 
 def test_without_memory_for_a_frame_it_is_the_machine_that_is_short_of_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from blockflow.core.routing import merge_paths
 from blockflow.engine.base import EngineOptions
 from blockflow.engine.echo import EchoEngine
 from blockflow.tensormq.channel import InBuffer
-from blockflow.tensormq.inline import InlineConsumer
+from blockflow.tensormq.shm import ShmConsumer
 from blockflow.wire.data import Data, Item, encode_data
 from blockflow.wire.tensor import TensorDesc
 from blockflow.worker.intake import Intake, deadline_of
@@ -46,7 +47,7 @@ def test_time_under_way_is_the_requests_own(
     under_way_ms: int, transit_ms: int, left_ms: int
 ) -> None:
     stages = {1: Stage(StageSpec(1, INFO), EchoEngine(INFO, EngineOptions()))}
-    intake = Intake(stages, InlineConsumer())
+    intake = Intake(stages, ShmConsumer(Path()))
     message = Data(9, SENT, TensorDesc("float32", (1, 2)), (an_item(400),))
     now = SENT + under_way_ms * MS
     (ticket,) = intake.take(encode_data(message), bytes(8), now).tickets
@@ -54,8 +55,9 @@ def test_time_under_way_is_the_requests_own(
     assert ticket.deadline_ns == now + left_ms * MS
 
 
-class Refuses(InlineConsumer):
+class Refuses(ShmConsumer):
     def __init__(self, error: BlockFlowError) -> None:
+        super().__init__(Path())
         self.error = error
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:

@@ -20,8 +20,8 @@ from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.repository.padding import blank, cut, padded
 from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.channel import Consumer, Producer
-from blockflow.tensormq.inline import InlineConsumer, InlineProducer
+from blockflow.tensormq.channel import Producer
+from blockflow.tensormq.inline import InlineProducer
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.tensormq.views import as_numpy, as_torch
 from blockflow.wire.data import Data, Item
@@ -238,12 +238,11 @@ class NoGrants:
 def test_the_dispatcher_makes_a_cut_result_contiguous(tmp_path: Path, by_slot: bool) -> None:
     """Clients get elements in row-major order, whatever the batch was padded to."""
     producer: Producer
-    consumer: Consumer
+    consumer = ShmConsumer(tmp_path)
     if by_slot:
         producer = ShmProducer(Arena.create(tmp_path, 11, 1 << 16, 4))
-        consumer = ShmConsumer(tmp_path)
     else:
-        producer, consumer = InlineProducer(), InlineConsumer()
+        producer = InlineProducer()
     out = producer.reserve("float32", (3, 4, 2))
     assert out is not None
     whole = as_numpy(out.memory, "float32", (3, 4, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.tensors import TensorDesk
 from blockflow.tensormq.channel import InBuffer
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES, Grant, GrantBook
-from blockflow.tensormq.inline import InlineConsumer
+from blockflow.tensormq.shm import ShmConsumer
 from blockflow.wire.grants import Direction
 from blockflow.wire.tensor import Handle, TensorDesc
 
@@ -129,12 +130,12 @@ def test_a_little_of_a_batch_does_not_keep_its_frame(rows: int, copies: int) -> 
 def test_a_result_that_cannot_be_opened_is_told_without_arenas_and_paths(
     code: str, told: str
 ) -> None:
-    class Refuses(InlineConsumer):
+    class Refuses(ShmConsumer):
         def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
             raise make_error(code, "cannot map the arena", where="/run/arena-7")
 
     nobody = cast(Any, None)
-    desk = TensorDesk(nobody, Refuses(), nobody)
+    desk = TensorDesk(nobody, Refuses(Path()), nobody)
     with pytest.raises(BlockFlowError) as caught:
         desk.open(cast(Any, SimpleNamespace(tensor=None)), None)
     assert caught.value.code == told
