@@ -140,7 +140,7 @@ def infer_spec(
     bound_by: TensorSpec,
     bindings: Sequence[Mapping[str, int]],
     tensors: Sequence[Tensor],
-    formulas: Callable[[], Sequence[Dim]] | None = None,
+    formulas: Callable[[], Sequence[Dim]],
 ) -> TensorSpec:
     """The contract of a tensor that came out under each of several bindings.
 
@@ -184,17 +184,12 @@ def infer_spec(
             dims.append(int(sizes[0]))
         elif not any(sizes):
             raise refused(f"dim {i} has no elements")
-        elif formulas is not None:
+        else:
             derived = derived or formulas()
             made = tuple(size_of(derived[i], b) for b in bindings) if i < len(derived) else ()
             if made != sizes:
                 raise refused(f"dim {i} is {_either(sizes)}, not {derived[i : i + 1]}")
             dims.append(derived[i])
-        elif moving:
-            raise refused(f"dim {i} may be {_either(moving)}: their ranges do not tell them apart")
-        else:
-            given = _either(str(dict(b)) for b in bindings)
-            raise refused(f"dim {i} is {_either(sizes)} for {given}")
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         hint = "torch.view_as_real() makes a real tensor of a complex one"

@@ -109,7 +109,7 @@ class ControlAgent:
         on_orphaned: the manager is dead. Called in the control thread: remove this process's arena
             and socket files; the process then ends by ``os._exit``, whatever other threads do.
         lifeline_fd: read end of the manager's pipe, see :func:`lifeline_from_environment`.
-        context: ZeroMQ context; an own one when None.
+        context: of this process.
 
     The owner's life with it: ``stop_by_signals()``, ``start()``, ``send(Hello(...))``, ...,
     ``close()``.
@@ -124,7 +124,7 @@ class ControlAgent:
         state: Callable[[], str],
         on_orphaned: Callable[[], None],
         lifeline_fd: int | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self._endpoint = endpoint
         self._incarnation = incarnation
@@ -132,8 +132,7 @@ class ControlAgent:
         self._state = state
         self._on_orphaned = on_orphaned
         self._lifeline_fd = lifeline_fd
-        self._own_context = context is None
-        self._context = context or zmq.Context()
+        self._context = context
         self._outbox: Mailbox[ControlMessage | None] = Mailbox()
         self._unsent: deque[bytes] = deque()
         self._thread = threading.Thread(target=self._run, name="bf-control", daemon=True)
@@ -189,9 +188,6 @@ class ControlAgent:
                 for end in self._signals:
                     os.close(end)
                 self._signals = None
-            if self._own_context:
-                self._context.term()
-                self._own_context = False
 
     # --- the control thread
 

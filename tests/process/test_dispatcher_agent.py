@@ -126,6 +126,7 @@ ASLEEP = """
 import signal, sys
 import zmq
 from blockflow.tensormq.agent import ControlAgent, Mailbox
+from blockflow.tensormq.sockets import new_context
 from blockflow.wire.control import Drained, Stop
 
 mailbox = Mailbox()
@@ -135,6 +136,7 @@ agent = ControlAgent(
     on_message=mailbox.put,
     state=lambda: "running",
     on_orphaned=lambda: None,
+    context=new_context(),
 )
 agent.stop_by_signals()
 agent.start()
