@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +37,20 @@ _BOUNDARIES = frozenset({"join", "split"})
 _MOST_SAID = 300
 
 T = TypeVar("T")
+
+
+def alike(policies: Iterable[tuple[T, Mapping[str, Any]]]) -> list[tuple[list[T], dict[str, Any]]]:
+    """Stages of one worker by their policies, those with the same one together: they share its
+    instance, and so they are judged together."""
+    groups: list[tuple[list[T], dict[str, Any]]] = []
+    for stage, policy in policies:
+        for members, known in groups:
+            if known == policy:
+                members.append(stage)
+                break
+        else:
+            groups.append(([stage], dict(policy)))
+    return groups
 
 
 def policy_problems(

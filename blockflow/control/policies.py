@@ -14,7 +14,7 @@ from blockflow.batching.costs import measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.options import stages_text
 from blockflow.batching.queueing import missing_profiles
-from blockflow.batching.registry import policy_problems, with_overlap
+from blockflow.batching.registry import alike, policy_problems, with_overlap
 from blockflow.batching.sliced import slicing_problems
 from blockflow.batching.ways import Ways
 from blockflow.control.profiles import ProfileShelf
@@ -112,24 +112,15 @@ def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -
 
 
 def _groups(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Iterator[_Group]:
-    """Blocks of one worker that have the same policy are scheduled together, so they are judged
-    together."""
     workers = desired_workers(topology, cores)
     places = {name: i for i, name in enumerate(topology.blocks)}
     for worker, threads in zip(workers, plan_workers(workers, cores).threads, strict=True):
-        groups: list[tuple[Mapping[str, Any], list[StagePlan]]] = []
-        for stage in worker.stages:
-            policy = stage.spec.batching.model_dump(mode="json")
-            for known, members in groups:
-                if known == policy:
-                    members.append(stage)
-                    break
-            else:
-                groups.append((policy, [stage]))
-        for shared, members in groups:
+        for members, policy in alike(
+            (s, s.spec.batching.model_dump(mode="json")) for s in worker.stages
+        ):
             yield _Group(
                 worker.name,
-                shared,
+                policy,
                 [m.spec.name for m in members],
                 [_facts(m, shelf, worker.device, threads) for m in members],
                 f"$.blocks[{places[members[0].spec.name]}].batching",

@@ -14,7 +14,7 @@ from typing import Any
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, WaitUntil
-from blockflow.batching.registry import create_policy
+from blockflow.batching.registry import alike, create_policy
 from blockflow.batching.rules import broken_rule
 from blockflow.batching.shares import TaskShare
 from blockflow.core.routing import PathTree
@@ -305,15 +305,10 @@ class Scheduler:
     def _regroup(
         self, specs: Mapping[int, dict[str, Any]], facts: Mapping[int, StageFacts]
     ) -> None:
-        groups: list[tuple[dict[str, Any], list[int]]] = []
-        for stage, spec in specs.items():
-            for known, members in groups:
-                if known == spec:
-                    members.append(stage)
-                    break
-            else:
-                groups.append((spec, [stage]))
-        policies = [create_policy(spec, members, facts, self._shares) for spec, members in groups]
+        policies = [
+            create_policy(spec, members, facts, self._shares)
+            for members, spec in alike(specs.items())
+        ]
         self._specs, self._facts = dict(specs), dict(facts)
         self._policies = policies
         self._by_stage = {stage: p for p in policies for stage in p.stages}
