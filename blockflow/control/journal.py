@@ -159,11 +159,6 @@ class Journal:
             }
         )
 
-    def lives(self) -> list[Lived]:
-        """Of everything that had a process, the Dispatcher first."""
-        first = [] if self.dispatcher is None else [self.dispatcher]
-        return [x for x in (*first, *(s.life for s in self.seats)) if not x.reaped]
-
     def with_policies(self) -> set[str]:
         """Blocks that are batched by a policy: by one that gave way to ``none`` they are not."""
         known = [(b, p) for s in self.seats if s.role == Role.ACTIVE for b, p in s.policies.items()]

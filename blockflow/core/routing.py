@@ -68,9 +68,6 @@ class PathTree:
         """Indices of the nodes fed by node ``index``."""
         return self._children[index]
 
-    def stages(self) -> frozenset[int]:
-        return frozenset(n.stage for n in self.nodes)
-
     @classmethod
     def from_wire(cls, packed: bytes) -> PathTree:
         """Inverse of :attr:`wire`. Raises ValueError."""

@@ -23,7 +23,7 @@ from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.stats import Legs
 from blockflow.dispatcher.validate import check_frame, check_values
-from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer, Usage
+from blockflow.tensormq.channel import Consumer, InBuffer, OutBuffer, Payload, Producer
 from blockflow.tensormq.inline import Living
 from blockflow.tensormq.leases import LeaseError
 from blockflow.tensormq.views import as_numpy
@@ -262,15 +262,9 @@ class TensorDesk:
         """Where the workers compute, by incarnation."""
         self._producer.set_devices(devices)
 
-    def sweep(self) -> None:
-        self._producer.sweep()
-
     def ebb(self, now_ns: int) -> None:
         """Give memory back that inputs have not needed for some seconds."""
         self._producer.ebb(now_ns)
-
-    def usage(self) -> Usage:
-        return self._producer.usage()
 
     def close(self) -> None:
         self._consumer.close()

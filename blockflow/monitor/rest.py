@@ -83,14 +83,14 @@ class RestClient:
         hint = f"let {TOKEN_VARIABLE} name a copy of the service's token, readable by you alone"
         self._token = read_token(Path(file), hint).decode("ascii") if file else ""
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+    def get(self, path: str) -> Any:
         """GET a resource; returns its JSON document.
 
         Raises:
             BlockFlowError: the service's own error; NOT_RUNNING when nothing answers, or what does
                 is no BlockFlow; CONNECTION_LOST when the answer broke off; TIMEOUT.
         """
-        return self._call("GET", path, query, None, self._timeout_s)
+        return self._call("GET", path, None, None, self._timeout_s)
 
     def post(
         self,

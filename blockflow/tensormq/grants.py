@@ -96,10 +96,6 @@ class GrantBook:
     def __contains__(self, client: bytes) -> bool:
         return client in self._clients
 
-    def grants(self) -> list[Grant]:
-        """All of them."""
-        return [g for mine in self._clients.values() for g in mine.values()]
-
     def full(self) -> str:
         """Why no further client can be attached; '' when one can."""
         if len(self._clients) >= self._max_clients:

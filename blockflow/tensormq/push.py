@@ -52,14 +52,14 @@ class _Link:
     def __init__(self, sock: zmq.Socket[bytes], endpoint: str) -> None:
         self.sock = sock
         self.endpoint = endpoint
-        self.queue: deque[tuple[Sequence[Any], bool, Any]] = deque()
+        self.queue: deque[tuple[Sequence[Any], Any]] = deque()
 
-    def try_send(self, frames: Sequence[Any], copy: bool) -> bool:
+    def try_send(self, frames: Sequence[Any]) -> bool:
         try:
             if len(frames) == 1:  # a handle: half the cost of the general case
                 self.sock.send(frames[0], _DONTWAIT)
             else:
-                self.sock.send_multipart(frames, _DONTWAIT, copy=copy)
+                self.sock.send_multipart(frames, _DONTWAIT, copy=False)
         except zmq.Again:
             return False
         except BaseException:
@@ -99,15 +99,12 @@ class PushCache:
         self._waiting: dict[str, _Link] = {}
         self._refused = 0
 
-    def send(
-        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
-    ) -> bool:
+    def send(self, endpoint: str, frames: Sequence[Any], tag: Any = None) -> bool:
         """Send a message, or queue it behind those that wait for the same endpoint.
 
         Args:
             frames: the header, and a tensor's elements where they travel along. Frames of 64 KiB
-                and more are sent from the caller's memory unless ``copy``: it must not change any
-                more.
+                and more are sent from the caller's memory: it must not change any more.
             tag: comes back in :class:`Unsent` if the message never leaves.
 
         Returns:
@@ -120,11 +117,11 @@ class PushCache:
         link = self._links.get(endpoint) or self._open(endpoint)
         if link is None:
             return False
-        if not link.queue and link.try_send(frames, copy):
+        if not link.queue and link.try_send(frames):
             return True
         if len(link.queue) >= self._max_pending:
             return False
-        link.queue.append((frames, copy, tag))
+        link.queue.append((frames, tag))
         if endpoint not in self._waiting:
             self._waiting[endpoint] = link
             if self._poller is not None:
@@ -135,19 +132,16 @@ class PushCache:
         """Send what waits, as far as the sockets take it now; returns how many messages left."""
         sent = 0
         for link in list(self._waiting.values()):
-            while link.queue and link.try_send(*link.queue[0][:2]):
+            while link.queue and link.try_send(link.queue[0][0]):
                 link.queue.popleft()
                 sent += 1
             if not link.queue:
                 self._no_longer_waiting(link)
         return sent
 
-    def pending(self, endpoint: str | None = None) -> int:
-        """Messages that wait, for one endpoint or for all."""
-        if endpoint is None:
-            return sum(len(link.queue) for link in self._waiting.values())
-        link = self._waiting.get(endpoint)
-        return len(link.queue) if link else 0
+    def pending(self) -> int:
+        """Messages that wait."""
+        return sum(len(link.queue) for link in self._waiting.values())
 
     def sockets_waiting(self) -> list[zmq.Socket[bytes]]:
         """The sockets to watch for POLLOUT."""
@@ -200,7 +194,7 @@ class PushCache:
         if endpoint in self._waiting:
             self._no_longer_waiting(link)
         link.sock.close(linger_ms)
-        return [Unsent(endpoint, frames, tag) for frames, _, tag in link.queue]
+        return [Unsent(endpoint, frames, tag) for frames, tag in link.queue]
 
     def _no_longer_waiting(self, link: _Link) -> None:
         del self._waiting[link.endpoint]

@@ -45,9 +45,7 @@ class Push:
         self.sent: list[tuple[str, Data | Failure, bytes]] = []
         self.waiting: list[Unsent] = []
 
-    def send(
-        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
-    ) -> bool:
+    def send(self, endpoint: str, frames: Sequence[Any], tag: Any = None) -> bool:
         if endpoint in self.full:
             return False
         if endpoint in self.slow:

@@ -50,9 +50,7 @@ class Door:
         self.replies.append((reply, [bytes(f) for f in frames[1:]]))
         return Sent.YES
 
-    def to_worker(
-        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
-    ) -> bool:
+    def to_worker(self, endpoint: str, frames: Sequence[Any], tag: Any = None) -> bool:
         if self.takes:
             self.sent.append(Unsent(endpoint, frames, tag))
         return self.takes

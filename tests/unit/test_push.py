@@ -67,9 +67,9 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-def test_what_waits_keeps_its_order_and_its_way_of_copying(scene: Scene) -> None:
+def test_what_waits_keeps_its_order_and_tensors_are_not_copied(scene: Scene) -> None:
     cache = scene.cache
-    assert cache.send(HERE, [b"1", b"x"], copy=True)
+    assert cache.send(HERE, [b"1", b"x"])
     assert cache.send(HERE, [b"2", b"x"])
     assert not cache.send(HERE, [b"3"]), "two are as many as may wait"
     socket = scene.sockets[HERE]
@@ -79,7 +79,7 @@ def test_what_waits_keeps_its_order_and_its_way_of_copying(scene: Scene) -> None
     socket.room = 3
     assert cache.send(HERE, [b"3"]), "and not before the second one"
     assert cache.flush() == 2 and not scene.poller.watched
-    assert socket.sent == [([b"1", b"x"], True), ([b"2", b"x"], False), ([b"3"], True)]
+    assert socket.sent == [([b"1", b"x"], False), ([b"2", b"x"], False), ([b"3"], True)]
 
 
 def test_the_dead_get_nothing_more_and_who_is_not_needed_what_was_taken(scene: Scene) -> None:

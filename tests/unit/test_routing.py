@@ -33,7 +33,6 @@ def test_one_task_is_a_chain() -> None:
     assert [n.parent for n in tree.nodes] == [-1, 0, 1]
     assert [n.terminal for n in tree.nodes] == [False, False, True]
     assert tree.children(0) == (1,)
-    assert tree.stages() == {1, 2, 3}
 
 
 def test_a_common_prefix_runs_once() -> None:

@@ -47,9 +47,7 @@ class Links:
         self._incarnation = incarnation
         self._pending: dict[str, list[Unsent]] = {}
 
-    def send(
-        self, endpoint: str, frames: Sequence[Any], copy: bool = False, tag: Any = None
-    ) -> bool:
+    def send(self, endpoint: str, frames: Sequence[Any], tag: Any = None) -> bool:
         message = [bytes(getattr(f, "buffer", f)) for f in frames]
         if self._world.refused(self._incarnation, endpoint, message):
             return False
