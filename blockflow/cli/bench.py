@@ -25,13 +25,7 @@ from blockflow.bench.interrupts import interruptible
 from blockflow.bench.mlperf.counts import CONFIDENCE
 from blockflow.bench.mlperf.document import make_document
 from blockflow.bench.mlperf.plan import Plan
-from blockflow.bench.mlperf.presets import (
-    PRESETS,
-    numbers,
-    parse_weights,
-    per_task,
-    presets,
-)
+from blockflow.bench.mlperf.presets import PRESETS, numbers, parse_weights, per_task, presets
 from blockflow.bench.mlperf.rates import CONFIRMATIONS, SERVER_RUNS
 from blockflow.bench.mlperf.report import (
     HTML,

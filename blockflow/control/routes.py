@@ -14,13 +14,7 @@ from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError
 from blockflow.core.lifecycle import State
 from blockflow.core.model import Contract
-from blockflow.core.routing import (
-    DISPATCHER_STAGE,
-    CanaryRoute,
-    RouteTable,
-    StageRoute,
-    TaskRoute,
-)
+from blockflow.core.routing import DISPATCHER_STAGE, CanaryRoute, RouteTable, StageRoute, TaskRoute
 from blockflow.core.specs import TaskSpec
 from blockflow.core.topology import Topology
 from blockflow.wire.client import description_body

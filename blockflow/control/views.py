@@ -10,14 +10,7 @@ from typing import Any
 from blockflow.control.brain import Brain
 from blockflow.control.crashes import CrashBook, crash_record
 from blockflow.control.fleet import Crash, Life, Replica
-from blockflow.control.kpis import (
-    PROCESS_NOW,
-    KpiBook,
-    Sample,
-    aggregate,
-    totals,
-    without_now,
-)
+from blockflow.control.kpis import PROCESS_NOW, KpiBook, Sample, aggregate, totals, without_now
 from blockflow.control.routes import served_contract
 from blockflow.core.lifecycle import State
 from blockflow.core.topology import Topology

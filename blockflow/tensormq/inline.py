@@ -14,14 +14,7 @@ from blockflow.core import limits
 from blockflow.core.errors import RequestError, WireError
 from blockflow.core.model import tensor_bytes
 from blockflow.core.scarcity import failure
-from blockflow.tensormq.channel import (
-    InBuffer,
-    OutBuffer,
-    Payload,
-    Producer,
-    Usage,
-    span_bytes,
-)
+from blockflow.tensormq.channel import InBuffer, OutBuffer, Payload, Producer, Usage, span_bytes
 from blockflow.tensormq.extents import GRANULE
 from blockflow.tensormq.leases import NEVER_NS, LeaseError
 from blockflow.wire.tensor import TensorDesc

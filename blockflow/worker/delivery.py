@@ -13,14 +13,7 @@ from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, ma
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
-from blockflow.wire.data import (
-    Data,
-    Draft,
-    Failure,
-    Item,
-    encode_data,
-    encode_failure,
-)
+from blockflow.wire.data import Data, Draft, Failure, Item, encode_data, encode_failure
 from blockflow.wire.tensor import TensorDesc
 from blockflow.worker.parting import Part, item_bytes, next_item, plan_parts, targets, timing
 from blockflow.worker.readers import Readers

@@ -15,12 +15,7 @@ import cherrypy
 from cheroot.errors import FatalSSLAlert
 
 from blockflow.control.auth import TokenAuth
-from blockflow.control.rest.body import (
-    JSON_TYPE,
-    check_content_type,
-    parse_json,
-    read_body,
-)
+from blockflow.control.rest.body import JSON_TYPE, check_content_type, parse_json, read_body
 from blockflow.control.rest.defects import Defects
 from blockflow.control.rest.origin import SAFE_METHODS, SCHEMES, check_origin
 from blockflow.control.rest.query import read_query
