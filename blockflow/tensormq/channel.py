@@ -11,8 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockflow.core.errors import WireError
 from blockflow.core.model import DTYPE_BYTES, tensor_bytes
 from blockflow.tensormq.leases import NEVER_NS
 from blockflow.tensormq.views import as_torch
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 Landed = Callable[[int], None]
 """``landed(ns)``: a result has come from the device to the host, and the copy itself took so long:
 overhead, not compute."""
+
+
+B = TypeVar("B", bound="OutBuffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +289,15 @@ def span_bytes(desc: TensorDesc) -> int:
         return 0
     last = sum((d - 1) * s for d, s in zip(desc.dims, desc.strides, strict=True))
     return (last + 1) * DTYPE_BYTES[desc.dtype]
+
+
+def own_buffer(buffer: OutBuffer, kind: type[B]) -> B:
+    """``buffer`` as one of its producer's kind. Raises TypeError where another one made it."""
+    if not isinstance(buffer, kind):
+        raise TypeError(f"{type(buffer).__name__} is not a buffer of this producer")
+    return buffer
+
+
+def bad_handle(desc: TensorDesc, why: str) -> WireError:
+    """What is told of a handle that names nothing that could be opened."""
+    return WireError("MALFORMED_MESSAGE", f"{why}: {desc} at {desc.handle}", where="tensor handle")

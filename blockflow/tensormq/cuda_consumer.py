@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockflow.core.errors import BlockFlowError, RequestError, WireError
+from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.tensormq.arena import DEVICE_BIT
-from blockflow.tensormq.channel import Consumer, InBuffer, span_bytes
+from blockflow.tensormq.channel import Consumer, InBuffer, bad_handle, span_bytes
 from blockflow.tensormq.cuda_api import CudaError
 from blockflow.tensormq.cuda_book import BookReader
 from blockflow.tensormq.cuda_device import CudaDevice
@@ -226,18 +226,18 @@ class CudaConsumer(Consumer):
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle
         if handle is None or not handle.incarnation & DEVICE_BIT:
-            raise _bad(desc, "not a handle to device memory")
+            raise bad_handle(desc, "not a handle to device memory")
         if frame is not None:
-            raise _bad(desc, "a handle and a frame in one message")
+            raise bad_handle(desc, "a handle and a frame in one message")
         owner = handle.incarnation & ~DEVICE_BIT
         if owner in self._gone:
             raise RequestError("WORKER_LOST", f"incarnation {owner} is dead")
         with self._lock:
             mapping = self._mappings.get(owner) or self._map(owner)
             if handle.offset + span_bytes(desc) > mapping.nbytes or handle.slot >= mapping.slots:
-                raise _bad(desc, "the handle points outside the slab")
+                raise bad_handle(desc, "the handle points outside the slab")
             if not mapping.book.marks.take(handle.slot, handle.lane, handle.generation):
-                raise _bad(desc, "the handle is stale or names no slot")
+                raise bad_handle(desc, "the handle is stale or names no slot")
             mapping.users += 1
         return CudaInBuffer(desc, handle, mapping, self)
 
@@ -337,7 +337,3 @@ class CudaConsumer(Consumer):
                 for mapping in mappings:
                     mapping.close()
             self._events.close()
-
-
-def _bad(desc: TensorDesc, why: str) -> WireError:
-    return WireError("MALFORMED_MESSAGE", f"{why}: {desc} at {desc.handle}", where="tensor handle")

@@ -14,7 +14,15 @@ from blockflow.core import limits
 from blockflow.core.errors import RequestError, WireError
 from blockflow.core.model import tensor_bytes
 from blockflow.core.scarcity import failure
-from blockflow.tensormq.channel import InBuffer, OutBuffer, Payload, Producer, Usage, span_bytes
+from blockflow.tensormq.channel import (
+    InBuffer,
+    OutBuffer,
+    Payload,
+    Producer,
+    Usage,
+    own_buffer,
+    span_bytes,
+)
 from blockflow.tensormq.extents import GRANULE
 from blockflow.tensormq.leases import NEVER_NS, LeaseError
 from blockflow.wire.tensor import TensorDesc
@@ -132,7 +140,7 @@ class InlineProducer(Producer):
     def publish(
         self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
     ) -> list[Payload]:
-        own = _own(buffer)
+        own = own_buffer(buffer, InlineOutBuffer)
         if not consumers or len(consumers) > self.max_consumers:
             raise LeaseError(f"published to {len(consumers)} consumers")
         if own.published and id(own) not in self._held:
@@ -147,14 +155,14 @@ class InlineProducer(Producer):
             raise ValueError(f"{payload.desc} has no frame")
 
     def discard(self, buffer: OutBuffer) -> None:
-        own = _own(buffer)
+        own = own_buffer(buffer, InlineOutBuffer)
         if own.published or id(own) in self._held:
             raise LeaseError("discard of a published or held buffer")
         own.published = True
         own.memory = _EMPTY
 
     def hold(self, buffer: OutBuffer) -> None:
-        own, count = self._held.get(id(buffer), (_own(buffer), 0))
+        own, count = self._held.get(id(buffer), (own_buffer(buffer, InlineOutBuffer), 0))
         self._held[id(buffer)] = own, count + 1
 
     def unhold(self, buffer: OutBuffer) -> None:
@@ -211,9 +219,3 @@ def open_frame(desc: TensorDesc, frame: Any | None) -> InlineInBuffer:
             where="tensor frame",
         )
     return InlineInBuffer(desc, memory if memory.format == "B" else memory.cast("B"))
-
-
-def _own(buffer: OutBuffer) -> InlineOutBuffer:
-    if not isinstance(buffer, InlineOutBuffer):
-        raise TypeError(f"{type(buffer).__name__} is not a buffer of this producer")
-    return buffer

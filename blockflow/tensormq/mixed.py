@@ -24,6 +24,7 @@ from blockflow.tensormq.channel import (
     Payload,
     Producer,
     Usage,
+    own_buffer,
 )
 from blockflow.tensormq.cuda import CudaOutBuffer, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaConsumer
@@ -140,7 +141,7 @@ class MixedProducer(Producer):
         self._host.tell_readers(readers)
 
     def reaches(self, buffer: OutBuffer, consumer: int) -> bool:
-        own = _own(buffer)
+        own = own_buffer(buffer, MixedOutBuffer)
         return own.host is not None or self._reach.takes(consumer)
 
     # --- the interface ---------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class MixedProducer(Producer):
     def publish(
         self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
     ) -> list[Payload]:
-        own = _own(buffer)
+        own = own_buffer(buffer, MixedOutBuffer)
         if not consumers:
             raise LeaseError("published to nobody")
         chosen = [self._chosen(own, c) for c in consumers]
@@ -233,17 +234,17 @@ class MixedProducer(Producer):
             self._host.revoke(payload)
 
     def discard(self, buffer: OutBuffer) -> None:
-        for producer, part in self._parts(_own(buffer)):
+        for producer, part in self._parts(own_buffer(buffer, MixedOutBuffer)):
             producer.discard(part)
 
     def hold(self, buffer: OutBuffer) -> None:
-        own = _own(buffer)
+        own = own_buffer(buffer, MixedOutBuffer)
         for producer, part in self._parts(own):
             producer.hold(part)
         own.holds += 1
 
     def unhold(self, buffer: OutBuffer) -> None:
-        own = _own(buffer)
+        own = own_buffer(buffer, MixedOutBuffer)
         for producer, part in self._parts(own):
             producer.unhold(part)
         own.holds -= 1
@@ -375,9 +376,3 @@ class MixedConsumer(Consumer):
         if self._cuda is not None:
             self._cuda.close()
         self._host.close()
-
-
-def _own(buffer: OutBuffer) -> MixedOutBuffer:
-    if not isinstance(buffer, MixedOutBuffer):
-        raise TypeError(f"{type(buffer).__name__} is not a buffer of this producer")
-    return buffer

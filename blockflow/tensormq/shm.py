@@ -21,6 +21,8 @@ from blockflow.tensormq.channel import (
     Payload,
     Producer,
     Usage,
+    bad_handle,
+    own_buffer,
     span_bytes,
 )
 from blockflow.tensormq.ebb import WINDOW_NS, Ebb, window_ns
@@ -223,7 +225,7 @@ class ShmProducer(Producer):
     def publish(
         self, buffer: OutBuffer, consumers: Sequence[int], until_ns: int = NEVER_NS
     ) -> list[Payload]:
-        lease = _own(buffer).lease
+        lease = own_buffer(buffer, ShmOutBuffer).lease
         arena = self._arena
         slot, offset, owner = lease.slot, lease.offset, arena.incarnation
         with self._lock:
@@ -251,14 +253,14 @@ class ShmProducer(Producer):
 
     def discard(self, buffer: OutBuffer) -> None:
         with self._lock:
-            self._leases.discard(_own(buffer).lease.slot)
+            self._leases.discard(own_buffer(buffer, ShmOutBuffer).lease.slot)
 
     def hold(self, buffer: OutBuffer) -> None:
         with self._lock:
-            self._leases.hold(_own(buffer).lease.slot)
+            self._leases.hold(own_buffer(buffer, ShmOutBuffer).lease.slot)
 
     def unhold(self, buffer: OutBuffer) -> None:
-        slot = _own(buffer).lease.slot
+        slot = own_buffer(buffer, ShmOutBuffer).lease.slot
         with self._lock:
             if self._leases.unhold(slot):
                 self._mark_free((slot,))
@@ -328,14 +330,14 @@ class ShmConsumer(Consumer):
         if handle is None:
             return open_frame(desc, frame)
         if frame is not None:
-            raise _bad(desc, "a handle and a frame in one message")
+            raise bad_handle(desc, "a handle and a frame in one message")
         reader = self._readers.get(handle.incarnation) or self._map(handle.incarnation)
         nbytes = span_bytes(desc)
         memory = reader.view(handle.offset, nbytes)
         if memory is None:
-            raise _bad(desc, "the handle points outside the arena")
+            raise bad_handle(desc, "the handle points outside the arena")
         if not reader.take(handle.slot, handle.lane, handle.generation):
-            raise _bad(desc, "the handle is stale or names no slot")
+            raise bad_handle(desc, "the handle is stale or names no slot")
         reader.map_ahead(handle.offset + nbytes)
         return ShmInBuffer(desc, memory, reader)
 
@@ -359,13 +361,3 @@ class ShmConsumer(Consumer):
 
     def close(self) -> None:
         self._readers.clear()
-
-
-def _own(buffer: OutBuffer) -> ShmOutBuffer:
-    if not isinstance(buffer, ShmOutBuffer):
-        raise TypeError(f"{type(buffer).__name__} is not a buffer of this producer")
-    return buffer
-
-
-def _bad(desc: TensorDesc, why: str) -> WireError:
-    return WireError("MALFORMED_MESSAGE", f"{why}: {desc} at {desc.handle}", where="tensor handle")
