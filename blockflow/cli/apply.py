@@ -10,9 +10,11 @@ import typer
 
 from blockflow.cli.options import (
     UPDATE_S,
+    DryRun,
     IfEpoch,
     Json,
     Url,
+    Wait,
     carried_out,
     print_answer,
     update_query,
@@ -24,12 +26,8 @@ from blockflow.monitor.rest import RestClient
 
 def apply(
     file: Annotated[str, typer.Argument(help="A topology as JSON; - reads the standard input.")],
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when it is in force, or at once.")
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would start and stop.")
-    ] = False,
+    wait: Wait = True,
+    dry_run: DryRun = False,
     if_epoch: IfEpoch = None,
     url: Url = "",
     json_: Json = False,

@@ -74,6 +74,10 @@ IfEpoch = Annotated[
     int | None,
     typer.Option(min=0, help="Only if this epoch is in force: nobody else's update is undone."),
 ]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Return when it is in force, or at once.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would start and stop.")]
 Block = Annotated[str, typer.Argument(help="A block.", autocompletion=complete_block)]
 Tasks = Annotated[
     list[str],

@@ -8,9 +8,11 @@ import typer
 
 from blockflow.cli.options import (
     UPDATE_S,
+    DryRun,
     IfEpoch,
     Json,
     Url,
+    Wait,
     carried_out,
     print_answer,
     print_json,
@@ -23,12 +25,8 @@ def rollback(
     to: Annotated[
         int | None, typer.Option(min=1, help="The epoch to go back to; default: the one before.")
     ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when it is in force, or at once.")
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would start and stop.")
-    ] = False,
+    wait: Wait = True,
+    dry_run: DryRun = False,
     if_epoch: IfEpoch = None,
     url: Url = "",
     json_: Json = False,

@@ -82,11 +82,7 @@ def export_model(
     block_names = _names(names, prefix, count)
     if not replace_stored:
         repository.refuse_stored(block_names, version)
-    bindings = probe_bindings(loaded.input)
-    examples = [
-        example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
-        for i, b in enumerate(bindings)
-    ]
+    examples = _examples(loaded)
     refuse_result(_try_model(loaded, examples[0]), "EXPORT_FAILED", loaded.label)
     progress("splitting", 0.0)
     stages: Sequence[nn.Module]
@@ -95,7 +91,8 @@ def export_model(
         stages = split_model(loaded.module, cuts, examples, deeper)
         labels = _labels(cuts)
     elif parts != 1:
-        timed = example_input(loaded.input, {**bindings[0], "rows": 1}, int_below=loaded.int_below)
+        first = {**probe_bindings(loaded.input)[0], "rows": 1}
+        timed = example_input(loaded.input, first, int_below=loaded.int_below)
         with model_errors(loaded, timed):
             stages = split_evenly(loaded.module, parts, examples, timed, deeper)
         labels = [f"part {i + 1} of {parts}" for i in range(parts)]
@@ -159,11 +156,7 @@ def export_tree(
     _names(every, "", len(every))
     if not replace_stored:
         repository.refuse_stored(every, version)
-    bindings = probe_bindings(loaded.input)
-    examples = [
-        example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
-        for i, b in enumerate(bindings)
-    ]
+    examples = _examples(loaded)
     _try_model(loaded, examples[0])
     observed = observe(loaded, blocks, examples)
     tree = branches(loaded, blocks, examples, observed, format)
@@ -314,6 +307,14 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
     if len(set(made)) != len(made):
         raise ExportError("EXPORT_FAILED", f"names are not unique: {', '.join(made)}")
     return made
+
+
+def _examples(loaded: LoadedModel) -> list[Tensor]:
+    """An input for each probing run."""
+    return [
+        example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
+        for i, b in enumerate(probe_bindings(loaded.input))
+    ]
 
 
 def _try_model(loaded: LoadedModel, example: Tensor) -> object:
