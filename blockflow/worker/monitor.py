@@ -16,7 +16,7 @@ from typing import Any
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import StageKpi
 from blockflow.launch.process_kpi import ProcessSampler
-from blockflow.tensormq.channel import Producer, Usage
+from blockflow.tensormq.channel import Usage
 from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
 from blockflow.worker.copies import InputCopies
@@ -50,8 +50,7 @@ class KpiMonitor:
         specs: its stages.
         copied: of its stages' inputs; shown with their figures.
         device: for GPU figures.
-        producer: whose memory is shown; None without an arena.
-        memory: of this worker; adds its device's figures, if it has one.
+        memory: of this worker; what is shown of its arena and of its device, if it has them.
         ask: makes the data thread call :meth:`answer`.
         send: takes the Stats message.
     """
@@ -62,19 +61,17 @@ class KpiMonitor:
         specs: Mapping[int, StageSpec],
         copied: Mapping[int, InputCopies],
         device: str,
-        producer: Producer | None,
+        memory: TensorMemory,
         ask: Callable[[], None],
         send: Callable[[Stats], None],
-        memory: TensorMemory | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._specs = specs
         self._copied = copied
         self._device = device
-        self._producer = producer
+        self._memory = memory
         self._ask = ask
         self._send = send
-        self._memory = memory
         self._period_s = 0.0
         self._closing = False
         self._change = threading.Condition()
@@ -109,7 +106,7 @@ class KpiMonitor:
     # --- the monitor thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        gpu = None if self._memory is None else self._memory.device
+        gpu, slots = self._memory.device, self._memory.slots
         sampler = ProcessSampler(self._device, "" if gpu is None else gpu.facts.uuid)
         due = time.monotonic()
         while True:
@@ -126,7 +123,7 @@ class KpiMonitor:
                 self._snapshot = None
             self._ask()
             snapshot = self._answered()
-            usage = None if self._producer is None else self._producer.usage()
+            usage = None if slots is None else slots.usage()
             if snapshot is not None and self._worth_telling(snapshot, usage):
                 self._send(self._stats(sampler, snapshot, usage))
             with self._change:
@@ -142,7 +139,7 @@ class KpiMonitor:
         happened = (dict(snapshot.counters), usage)
         now = time.monotonic_ns()
         # A device's own figures (clocks, power) change whatever this worker does.
-        on_device = self._memory is not None and self._memory.device is not None
+        on_device = self._memory.device is not None
         same = happened == self._told and not snapshot.sample.news and not on_device
         if same and now - self._told_ns < _IDLE_NS:
             return False
@@ -163,14 +160,12 @@ class KpiMonitor:
             }
             extra["slot_stalls"] = usage.stalls
         kpis = {n: self._kpi(n, s) for n, s in snapshot.sample.stages.items()}
-        if self._memory is not None:
-            extra |= self._memory.extra()
-            figures |= self._memory.figures()
-            times = dict(self._memory.device_times)  # which the data thread may clear
-            kpis = {
-                n: replace(k, device=times[n].summary()) if n in times else k
-                for n, k in kpis.items()
-            }
+        extra |= self._memory.extra()
+        figures |= self._memory.figures()
+        times = dict(self._memory.device_times)  # which the data thread may clear
+        kpis = {
+            n: replace(k, device=times[n].summary()) if n in times else k for n, k in kpis.items()
+        }
         process = sampler.sample(now, rows=snapshot.sample.rows, **figures)
         stages = [k.to_dict() for k in kpis.values()]
         return Stats(self._incarnation, now, stages, process.to_dict(), extra)

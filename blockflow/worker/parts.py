@@ -151,10 +151,9 @@ def open_parts(
         {n: s.spec for n, s in stages.items()},
         runner.copied,
         launch.device,
-        memory.slots,
+        memory,
         lambda: mail(AskKpi()),
         tell,
-        memory,
     )
     return Parts(
         pull,

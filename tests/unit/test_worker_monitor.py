@@ -12,6 +12,7 @@ import pytest
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.tensormq.channel import Usage
+from blockflow.tensormq.memory import TensorMemory
 from blockflow.wire.control import Stats
 from blockflow.worker import monitor
 from blockflow.worker.copies import InputCopies
@@ -19,12 +20,14 @@ from blockflow.worker.monitor import KpiMonitor, Snapshot
 from blockflow.worker.sampling import StageSample
 from blockflow.worker.stage import StageMeter
 
+HOST = TensorMemory(None, cast(Any, None), cast(Any, None))
+"""A worker on the CPU, and without an arena."""
+
 
 @pytest.mark.parametrize(
     ("memory", "again"),
     [
-        (None, False),
-        (SimpleNamespace(device=None), False),
+        (HOST, False),
         (SimpleNamespace(device="cuda:0"), True),
     ],
 )
@@ -34,7 +37,7 @@ def test_an_idle_worker_says_so_once_a_second(
     """A device's clocks and power change by themselves."""
     now = 5_000_000_000
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
-    made = KpiMonitor(1, {}, {}, "cpu", None, lambda: None, lambda _: None, memory)
+    made = KpiMonitor(1, {}, {}, "cpu", memory, lambda: None, lambda _: None)
     assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None)
     now += 999_000_000
     assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None) == again
@@ -72,7 +75,7 @@ class Change:
 def test_a_higher_rate_brings_the_next_sample_closer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor.time, "monotonic", lambda: 100.0)
     asked: list[bool] = []
-    made = KpiMonitor(1, {}, {}, "cpu", None, lambda: asked.append(True), lambda _: None)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, lambda: asked.append(True), lambda _: None)
     change = Change(lambda: made.set_rate(8.0), made.close)
     made._change = cast(Any, change)
     made.set_rate(0.25)
@@ -104,7 +107,7 @@ def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_
 
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: 5_000_000_000)
-    made = KpiMonitor(1, {}, {}, "cpu", None, ask, sent.append)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, ask, sent.append)
     change = Change(pass_time, pass_time, made.close)
     made._change = cast(Any, change)
     made.set_rate(4.0)
@@ -114,7 +117,7 @@ def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_
 
 
 def test_who_is_closed_waits_for_no_answer() -> None:
-    made = KpiMonitor(1, {}, {}, "cpu", None, lambda: None, lambda _: None)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, lambda: None, lambda _: None)
     change = Change()
     made._change = cast(Any, change)
     made.close()
@@ -133,11 +136,11 @@ def snapshot(requests: int = 0, news: bool = False, threads: int = 1) -> Snapsho
     return Snapshot(sample, {"threads": threads})
 
 
-def make(memory: Any = None) -> KpiMonitor:
+def make(memory: Any = HOST) -> KpiMonitor:
     spec = TensorSpec("float32", ("rows", 2))
     block = StageSpec(1, BlockInfo("b", "1", "0" * 64, "echo", Contract(spec, spec), 0, 0))
     copied = {1: InputCopies(2, 16)}
-    return KpiMonitor(7, {1: block}, copied, "cpu", None, lambda: None, lambda _: None, memory)
+    return KpiMonitor(7, {1: block}, copied, "cpu", memory, lambda: None, lambda _: None)
 
 
 def test_whatever_has_happened_is_worth_telling(monkeypatch: pytest.MonkeyPatch) -> None:
