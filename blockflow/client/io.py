@@ -29,6 +29,7 @@ from blockflow.client.thread import ClientThread, SharedLock
 from blockflow.client.wakeup import WakeUp
 from blockflow.core.errors import BlockFlowError, RequestError, make_error
 from blockflow.core.scarcity import no_room
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.collector import begin_collector
 from blockflow.tensormq.curve import Protect
 from blockflow.wire.client import Place
@@ -264,7 +265,7 @@ class IoThread:
         """What came on the connection is not borne any longer."""
         counters, conduct = self._core.counters, self._reception.conduct
         counters.hang_ups += 1
-        if counters.hang_ups & (counters.hang_ups - 1) == 0:  # 1, 2, 4, ...: bounded log
+        if worth_a_line(counters.hang_ups):
             address, n = self._core.link.address, counters.hang_ups
             log.warning("%s: %s (%d so far)", address, conduct.trouble, n)
         self._ending = False

@@ -21,6 +21,7 @@ import zmq
 from blockflow.control.events import Received
 from blockflow.core import limits
 from blockflow.core.errors import WireError
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.sockets import bind_router, connect_dealer, new_context
 from blockflow.wire.control import ControlMessage, decode_control, encode_control
@@ -190,7 +191,7 @@ class Controller:
                 message = decode_control(frames[1])
             except WireError as e:
                 counters.malformed += 1
-                if counters.malformed & (counters.malformed - 1) == 0:  # 1, 2, 4, ...: bounded log
+                if worth_a_line(counters.malformed):
                     log.warning("control frame from %d refused: %s", incarnation, e)
                 continue
             if getattr(message, "incarnation", None) != incarnation:

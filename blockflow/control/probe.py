@@ -25,6 +25,7 @@ from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
 from blockflow.core.model import BlockInfo, tensor_bytes
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute, merge_paths
 from blockflow.core.scarcity import failure, named
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
 from blockflow.tensormq.janitor import remove_leavings
@@ -184,7 +185,7 @@ class Prober:
                 message = decode_data_plane(frames[0])
             except BlockFlowError as exc:
                 n = self._unreadable = self._unreadable + 1
-                if n & (n - 1) == 0:  # 1, 2, 4, ...: bounded log
+                if worth_a_line(n):
                     log.warning("an answer to a probe cannot be read (%d so far): %s", n, exc)
                 continue
             if not isinstance(message, Data | Failure):

@@ -1,5 +1,5 @@
 """Text of others: on a person's terminal, where error messages and log lines quote models, clients
-and files and an escape sequence in them would act; and in messages."""
+and files and an escape sequence in them would act; in messages; and how often a log repeats it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def visible(text: str) -> str:
     """``text`` with its control characters as Python writes them (``\\x1b``), but for tabs and new
     lines."""
     return text.translate(_SHOWN)
+
+
+def worth_a_line(count: int) -> bool:
+    """Whether the log tells of the ``count``-th of many that are alike: of the 1st, 2nd, 4th, 8th,
+    so that peers cannot fill it."""
+    return count & (count - 1) == 0
 
 
 _HALF = re.compile("[\ud800-\udfff]")

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from blockflow.core.text import worth_a_line
 from blockflow.dispatcher.connections import Connection
 from blockflow.dispatcher.debt import Debt, Tracker
 from blockflow.dispatcher.descriptors import Doors, Sealed, bytes_taken
@@ -279,7 +280,7 @@ class ClientPort:
                 break
             debt = self._debts[client]
             if debt.stands or self._owed > MOST_OWED_BYTES:
-                if self.evicted & (self.evicted + 1) == 0:  # the 1st, 2nd, 4th, ...: a bounded log
+                if worth_a_line(self.evicted + 1):
                     owed = f"{debt.owed} of {self._owed} bytes"
                     _LOG.warning("a client is cut off: of the replies it had not taken %s", owed)
                 self._cut_off(client, now_ns)

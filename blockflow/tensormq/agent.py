@@ -19,6 +19,7 @@ import zmq
 
 from blockflow.core import limits
 from blockflow.core.errors import WireError
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.sockets import connect_dealer
 from blockflow.wire.control import (
     ControlMessage,
@@ -243,7 +244,7 @@ class ControlAgent:
                 msg = decode_control(frames[-1])
             except WireError as exc:
                 self.malformed += 1
-                if self.malformed & (self.malformed - 1) == 0:  # at 1, 2, 4, 8 ...: a bounded log
+                if worth_a_line(self.malformed):
                     _LOG.warning("control message refused (%d so far): %s", self.malformed, exc)
                 continue
             if isinstance(msg, Ping):

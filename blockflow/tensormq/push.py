@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.sockets import DATA_HWM, connect_push, end_message
 
@@ -181,7 +182,7 @@ class PushCache:
             if exc.code != "NO_SPACE":
                 raise
             self._refused += 1
-            if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th ...: a bounded log
+            if worth_a_line(self._refused):
                 _LOG.warning("no socket for %s (%d times so far): %s", endpoint, self._refused, exc)
             return None
         link = self._links[endpoint] = _Link(sock, endpoint)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, WireError
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.channel import Consumer, InBuffer
 from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane
 from blockflow.worker.stage import Stage
@@ -143,5 +144,5 @@ class Intake:
 
     def _refuse(self, why: str) -> None:
         self.malformed += 1
-        if self.malformed & (self.malformed - 1) == 0:  # at 1, 2, 4, 8, ...: a bounded log
+        if worth_a_line(self.malformed):
             _LOG.warning("message refused (%d so far): %s", self.malformed, why)
