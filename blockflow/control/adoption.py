@@ -22,7 +22,7 @@ from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan, WorkerSpec, desired_workers
-from blockflow.core.plan import Start, free_name
+from blockflow.core.plan import Start, new_replicas
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.wire.control import Monitor, PeerGone, SetThreads, Undrain
@@ -96,10 +96,7 @@ def plan_adoption(journal: Journal, epoch: int, desired: Sequence[WorkerSpec]) -
         )[: spec.replicas]
         keep += [(s, spec) for s in fit]
         names |= {s.name for s in fit}
-        for _ in range(spec.replicas - len(fit)):
-            name = free_name(spec.name, names)
-            names.add(name)
-            start.append(Start(spec, name))
+        start += new_replicas(spec, spec.replicas - len(fit), names)
     kept = {s.life.incarnation for s, _ in keep}
     rest = [s for s in journal.seats if s.life.incarnation not in kept and not s.life.reaped]
     retire = tuple(s for s in rest if s.role != Role.CANDIDATE and serves(s.life))

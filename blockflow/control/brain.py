@@ -38,8 +38,7 @@ from blockflow.control.update import Kind, Update
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.lifecycle import Event as LifeEvent
 from blockflow.core.lifecycle import State
-from blockflow.core.placement import WorkerSpec
-from blockflow.core.plan import free_name
+from blockflow.core.plan import Plan, new_replicas
 from blockflow.core.topology import Topology
 from blockflow.wire.control import (
     Drain,
@@ -80,9 +79,7 @@ class Brain:
         """What :meth:`apply` would do, without doing it. Raises TopologyError: EPOCH_MISMATCH,
         INVALID_TOPOLOGY."""
         check_epoch(if_epoch, self.realm.epoch)
-        plan = self.realm.plan(topology)
-        check_size(topology)
-        check_orders((s.spec for s in plan.start), self.crew.place, self.realm.settings)
+        plan = self._plan(topology)
         changed = not self.realm.unchanged(topology, plan)
         now = self.realm.epoch
         epoch = self._numbers.epoch_after(now) if changed else now
@@ -105,10 +102,7 @@ class Brain:
         """
         check_epoch(if_epoch, self.realm.epoch)
         check_free(self.stopping, self.runner.in_the_way)
-        realm = self.realm
-        plan = realm.plan(topology)
-        check_size(topology)
-        check_orders((s.spec for s in plan.start), self.crew.place, realm.settings)
+        realm, plan = self.realm, self._plan(topology)
         if realm.unchanged(topology, plan):
             update = self.runner.begin(kind, realm.epoch, now_ns)
             update.plan = realm.told(topology, plan)
@@ -120,9 +114,16 @@ class Brain:
         # What was given up or stopped counts as not running: the plan has its successor.
         update.leaving |= {r.name for r in self.crew.fleet.active() if not r.wanted}
         update.notes += [*topology.notes, *realm.cautions(topology)]
-        self.runner.start_candidates(update, [(s.spec, s.replica) for s in plan.start], now_ns)
+        self.runner.start_candidates(update, plan.start, now_ns)
         self.runner.progress(now_ns)
         return update
+
+    def _plan(self, topology: Topology) -> Plan:
+        """What it takes to get there. Raises TopologyError: it does not fit the machine."""
+        plan = self.realm.plan(topology)
+        check_size(topology)
+        check_orders((s.spec for s in plan.start), self.crew.place, self.realm.settings)
+        return plan
 
     def restore(
         self,
@@ -153,9 +154,7 @@ class Brain:
         realm, crew = self.realm, self.crew
         update = self.runner.begin(Kind.READOPTION, realm.epoch, now_ns)
         update.plan = {
-            "start": [
-                {"replica": s.replica, "blocks": list(s.spec.blocks)} for s in adoption.start
-            ],
+            "start": [s.to_dict() for s in adoption.start],
             "keep": [r.name for r in crew.fleet.active()],
             "stop": [r.name for r in crew.fleet if r.role is not Role.ACTIVE],
         }
@@ -197,13 +196,9 @@ class Brain:
         update = self.runner.begin(Kind.RESTART, self.realm.epoch, now_ns, block)
         update.leaving = {r.name for r in old}
         names = self.crew.fleet.names()
-        starts: list[tuple[WorkerSpec, str]] = []
-        for replica in old:
-            name = free_name(replica.spec.name, names)
-            names.add(name)
-            starts.append((replica.spec, name))
+        starts = [start for r in old for start in new_replicas(r.spec, 1, names)]
         update.plan = {
-            "start": [{"replica": name, "blocks": list(spec.blocks)} for spec, name in starts],
+            "start": [start.to_dict() for start in starts],
             "stop": [r.name for r in old],
         }
         self.runner.start_candidates(update, starts, now_ns)

@@ -49,7 +49,7 @@ from blockflow.control.supervision import (
 )
 from blockflow.core.errors import BlockFlowError, SystemError_, WireError, from_dict
 from blockflow.core.lifecycle import TABLE, Event, State
-from blockflow.core.placement import WorkerSpec
+from blockflow.core.plan import Start
 from blockflow.core.threads import Share
 from blockflow.wire.control import (
     OUT_OF_MEMORY,
@@ -144,16 +144,11 @@ class Crew:
         self.out.append(Launch(life.incarnation, "dispatcher", life.name, DISPATCHER_ENTRY, spec))
 
     def start_replica(
-        self,
-        spec: WorkerSpec,
-        name: str,
-        share: Share,
-        planned: int,
-        role: Role,
-        now_ns: int,
+        self, start: Start, share: Share, planned: int, role: Role, now_ns: int
     ) -> Replica:
         """Launch the first life of a new replica: with the threads and lanes of ``share`` for now,
         and with policies that predict for the ``planned`` threads."""
+        spec, name = start.spec, start.replica
         life = self._new_life(name, spec.blocks, now_ns, share, planned)
         replica = Replica(name, spec, role, life, planned, spec.policies())
         self.fleet.replicas.append(replica)

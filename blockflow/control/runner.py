@@ -13,7 +13,6 @@ from blockflow.control.realm import Realm
 from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.lifecycle import Event, State
-from blockflow.core.placement import WorkerSpec
 from blockflow.core.plan import Start
 from blockflow.wire.control import Drain
 
@@ -93,19 +92,16 @@ class UpdateRunner:
         due = (u.drain_deadline_ns for u in updates if u is not None)
         return min((t for t in due if t is not None), default=None)
 
-    def start_candidates(
-        self, update: Update, starts: list[tuple[WorkerSpec, str]], now_ns: int
-    ) -> None:
+    def start_candidates(self, update: Update, starts: Sequence[Start], now_ns: int) -> None:
         """Launch the replicas that must be ready before the update goes on."""
         if update.stores:
             self._crew.out.append(Begun(update.update_id, update.epoch))
         try:
-            shares = self._realm.threads.of_new([spec for spec, _ in starts])
+            shares = self._realm.threads.of_new([s.spec for s in starts])
             planned = self._realm.planned(update.target or self._realm.topology)
-            for (spec, name), share in zip(starts, shares, strict=True):
-                replica = self._crew.start_replica(
-                    spec, name, share, planned[spec.name], Role.CANDIDATE, now_ns
-                )
+            for start, share in zip(starts, shares, strict=True):
+                threads = planned[start.spec.name]
+                replica = self._crew.start_replica(start, share, threads, Role.CANDIDATE, now_ns)
                 update.candidates.add(replica.life.incarnation)
                 update.waiting.add(replica.life.incarnation)
         except BlockFlowError as e:  # no number could be reserved: the disk is full
@@ -117,10 +113,9 @@ class UpdateRunner:
         shares = self._realm.threads.of_new([s.spec for s in starts])
         planned = self._realm.planned(self._realm.topology)
         for start, share in zip(starts, shares, strict=True):
+            threads = planned[start.spec.name]
             try:
-                replica = self._crew.start_replica(
-                    start.spec, start.replica, share, planned[start.spec.name], Role.ACTIVE, now_ns
-                )
+                replica = self._crew.start_replica(start, share, threads, Role.ACTIVE, now_ns)
             except BlockFlowError as e:  # the disk is full
                 update.notes.append(f"{start.replica} was not started: {e}")
                 continue

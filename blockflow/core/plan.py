@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ class Start:
 
     spec: WorkerSpec
     replica: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"replica": self.replica, "blocks": list(self.spec.blocks)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "start": [{"replica": s.replica, "blocks": list(s.spec.blocks)} for s in self.start],
+            "start": [s.to_dict() for s in self.start],
             "keep": [r.replica for r in self.keep],
             "stop": [r.replica for r in self.stop],
             "policies": [
@@ -97,18 +101,16 @@ def diff(
             for block, policy in wanted.items()
             if dict(r.policies.get(block, {})) != policy
         ]
-        for _ in range(spec.replicas - len(same)):
-            name = free_name(spec.name, names)
-            names.add(name)
-            start.append(Start(spec, name))
+        start += new_replicas(spec, spec.replicas - len(same), names)
     kept = {r.incarnation for r in keep}
     stop = tuple(r for r in running if r.incarnation not in kept)
     return Plan(tuple(start), tuple(keep), stop, tuple(policies))
 
 
-def free_name(worker: str, taken: set[str]) -> str:
-    """The first of ``worker#0``, ``worker#1``, ... that no live replica bears."""
-    n = 0
-    while f"{worker}#{n}" in taken:
-        n += 1
-    return f"{worker}#{n}"
+def new_replicas(spec: WorkerSpec, count: int, taken: set[str]) -> Iterator[Start]:
+    """So many of a worker, by the first of the names ``worker#0``, ``worker#1``, ... that are not
+    ``taken``; they are from then on."""
+    for _ in range(count):
+        name = next(n for i in itertools.count() if (n := f"{spec.name}#{i}") not in taken)
+        taken.add(name)
+        yield Start(spec, name)
