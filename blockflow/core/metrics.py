@@ -63,12 +63,9 @@ class Histogram:
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0
 
-    def percentile(self, p: float) -> float:
-        """Value at percentile ``p`` (0..100), the middle of its bucket; 0.0 when empty."""
-        return self.percentiles(p)[0]
-
     def percentiles(self, *ps: float) -> list[float]:
-        """As :meth:`percentile` for each of ``ps``, which rise, in one look."""
+        """The values at percentiles (0..100), which rise: the middles of their buckets; 0.0 when
+        empty."""
         ranks = [max(1, -(-self.count * p // 100)) for p in ps]
         out: list[float] = []
         seen = 0

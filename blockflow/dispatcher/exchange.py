@@ -11,6 +11,7 @@ import zmq
 
 from blockflow.core.errors import BlockFlowError, RequestError, WireError
 from blockflow.core.routing import RouteTable
+from blockflow.core.text import worth_a_line
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort, Sent, is_local
 from blockflow.dispatcher.entrance import let_in
@@ -332,7 +333,7 @@ class Exchange:
     def defect(self, what: str) -> None:
         """Something hit a defect: the others must not. To be called where it is caught."""
         n = self.stats.events["defects"] = self.stats.events["defects"] + 1
-        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
+        if worth_a_line(n):
             _LOG.exception("%s could not be handled (%d so far)", what, n)
 
     def _reply(self, entry: Entry) -> None:

@@ -9,6 +9,7 @@ import zmq
 
 from blockflow.core.errors import BlockError, BlockFlowError, make_error
 from blockflow.core.scarcity import is_scarcity
+from blockflow.core.text import worth_a_line
 from blockflow.dispatcher.entry import Answer, Drop, Instruction
 from blockflow.dispatcher.inflight import InFlightTable
 from blockflow.dispatcher.stats import DispatcherStats
@@ -88,7 +89,7 @@ class Returns:
 
     def _count(self, event: str, what: str) -> None:
         n = self._stats.events[event] = self._stats.events[event] + 1
-        if n & (n - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
+        if worth_a_line(n):
             _LOG.warning("%s (%s: %d so far)", what, event, n)
 
     def take(self, msg: Data, buffer: InBuffer, now: int, out: list[Instruction]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 
+from blockflow.core.text import worth_a_line
 from blockflow.dispatcher.descriptors import Doors, OwnMemory, bytes_received
 from blockflow.dispatcher.heap import Heap
 from blockflow.dispatcher.unread import Unread
@@ -103,5 +104,5 @@ class Watch:
         self._doors.shut(fd, self._marks[fd])
         self.gone(fd)
         self.freed(now_ns)
-        if self.ended & (self.ended - 1) == 0:  # at 1, 2, 4, 8 ...: the log stays bounded
+        if worth_a_line(self.ended):
             _LOG.warning("a client left too much unread: cut off (%d so far)", self.ended)

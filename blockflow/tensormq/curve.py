@@ -15,6 +15,7 @@ from pathlib import Path
 
 import zmq
 
+from blockflow.core.text import worth_a_line
 from blockflow.tensormq.keys import (
     ClientKeys,
     KeyPair,
@@ -131,7 +132,7 @@ class Gatekeeper:
         if not good:
             self.refused += 1
             address = request[3].decode("ascii", "replace") if len(request) > 3 else "?"
-            if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: no flood
+            if worth_a_line(self.refused):
                 _LOG.warning("%s may not connect (%d refused so far)", address, self.refused)
         status = [b"200", b"OK"] if good else [b"400", b"this key is not authorised"]
         return [*envelope, _VERSION, request[1], *status, b"", b""]
