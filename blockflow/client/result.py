@@ -31,13 +31,9 @@ class BlockTiming:
         return self.transit_ms + self.wait_ms + self.overhead_ms + self.compute_ms
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "block": self.block,
-            "transit_ms": self.transit_ms,
-            "wait_ms": self.wait_ms,
-            "overhead_ms": self.overhead_ms,
-            "compute_ms": self.compute_ms,
-        }
+        told = asdict(self)
+        del told["node"]
+        return told
 
 
 @dataclass(frozen=True, slots=True)

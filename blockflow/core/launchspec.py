@@ -36,18 +36,8 @@ class StageSpec:
     threads: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "block": self.block.to_dict(),
-            "engine": self.engine,
-            "precision": self.precision,
-            "policy": dict(self.policy),
-            "options": dict(self.options),
-            "max_rows": self.max_rows,
-            "timeout_ms": self.timeout_ms,
-            "profile": None if self.profile is None else dict(self.profile),
-            "threads": self.threads,
-        }
+        facts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**facts, "block": self.block.to_dict()}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> StageSpec:

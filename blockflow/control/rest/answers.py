@@ -33,6 +33,7 @@ _BLOCK_STATES = (
     *("ready", "degraded", "starting", "restarting", "failed", "missing"),
     *("draining", "drained", "stopping", "stopped"),
 )
+_AUTO: Schema = {"anyOf": [COUNT, {"const": "auto"}]}
 _SYSTEM_STATES = ("starting", "empty", "ready", "degraded", "stopping")
 
 
@@ -138,15 +139,14 @@ def _block() -> Schema:
             "refused_engines": mapping(
                 _REFUSED, "of these, by form, the engines that may not run it"
             ),
-            "batching": said("its batching policy, with the policy's options", _policy()),
-            "threads": {
-                "anyOf": [COUNT, {"const": "auto"}],
-                "description": "threads of a forward that the topology asks for; auto = planned",
-            },
-            "lanes": {
-                "anyOf": [COUNT, {"const": "auto"}],
-                "description": "forwards at once that the topology asks for; auto = planned",
-            },
+            "batching": said(
+                "its batching policy, with the policy's options",
+                obj({"policy": text("its name")}, additionalProperties=True),
+            ),
+            "threads": said(
+                "threads of a forward that the topology asks for; auto = planned", _AUTO
+            ),
+            "lanes": said("forwards at once that the topology asks for; auto = planned", _AUTO),
             "max_rows": count("largest batch, rows"),
             "replicas": count("processes that it shall have"),
             "ready": count("processes that are ready"),
@@ -157,10 +157,6 @@ def _block() -> Schema:
         {"profile": said("of one block only: whether a profile of it holds", _profile())},
         description="A block of the topology in force.",
     )
-
-
-def _policy() -> Schema:
-    return obj({"policy": text("its name")}, additionalProperties=True)
 
 
 def _profile() -> Schema:
@@ -184,11 +180,13 @@ def _stage() -> Schema:
             "block": said("its block", BLOCK),
             "stage": count("its number; never used again"),
             "digest": text("sha256 of the artifact that it has loaded"),
-            "batching": {
-                **obj({}, {"policy": text("its name")}, additionalProperties=True),
-                "description": "the batching policy in force, with its options; empty where none "
-                "is known",
-            },
+            "batching": obj(
+                {},
+                {"policy": text("its name")},
+                additionalProperties=True,
+                description="the batching policy in force, with its options; empty where none is "
+                "known",
+            ),
             "kpi": ref("StageKpi"),
         },
         description="A block at work in a worker.",
@@ -196,7 +194,6 @@ def _stage() -> Schema:
 
 
 def _worker() -> Schema:
-    auto = {"anyOf": [COUNT, {"const": "auto"}]}
     return obj(
         {
             "name": text("the replica: the worker's name, # and a number"),
@@ -209,10 +206,10 @@ def _worker() -> Schema:
             "mode": one_of("handles (tensormq) or whole tensors (zeromq)", ("tensormq", "zeromq")),
             "transport": one_of("of its sockets", ("ipc", "tcp")),
             "threads": count("threads of a forward that it was told to use"),
-            "threads_asked": said("threads that the topology asks for; auto = planned", auto),
+            "threads_asked": said("threads that the topology asks for; auto = planned", _AUTO),
             "threads_now": maybe(count("threads that it says it uses; null without a sample")),
             "lanes": count("forwards at once that it was told"),
-            "lanes_asked": said("lanes that the topology asks for; auto = planned", auto),
+            "lanes_asked": said("lanes that the topology asks for; auto = planned", _AUTO),
             "lanes_now": maybe(count("lanes that it says it uses; null without a sample")),
             "cores": listing(COUNT, "cpu numbers that it may use; empty = all of the system's"),
             **crashes(),
