@@ -235,9 +235,7 @@ class Guardian:
             message, fds = self._line.take()
             match message:
                 case ["keep", str(name), int(pid), int(started)] if fds:
-                    old = self._kept.get(name)
-                    if old is not None:
-                        os.close(old.fd)
+                    self._drop(name)
                     self._kept[name] = Kept(fds.pop(), pid, started)
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
