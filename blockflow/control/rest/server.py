@@ -130,26 +130,7 @@ class RestServer:
         try:
             self._server.prepare()
         except OSError as e:
-            if e.errno == errno.EADDRINUSE or "in use" in str(e):
-                raise SystemError_(
-                    "PORT_IN_USE",
-                    f"another process listens on {with_port(host, port)}",
-                    where=f"{self._scheme}://{with_port(host, port)}",
-                    hint="stop it, or choose another --port (0 takes a free one)",
-                ) from e
-            place = with_port(host, port)
-            scarce = no_room(e, f"cannot listen on {place}: {e}", f"{self._scheme}://{place}")
-            if scarce is not None:
-                raise scarce from e
-            low = e.errno == errno.EACCES or "Permission denied" in str(e)
-            raise RequestError(
-                "INVALID_REQUEST",
-                f"cannot listen on {with_port(host, port)}: {e}",
-                where="port" if low else "host",
-                hint="ports below 1024 are root's: take a higher --port, behind a proxy if need be"
-                if low
-                else "",
-            ) from e
+            raise _not_listening(e, self._scheme, with_port(host, port)) from e
         self.host, self.port = host, int(self._server.bind_addr[1])
         self._thread = threading.Thread(target=self._server.serve, name="bf-rest", daemon=True)
 
@@ -173,3 +154,21 @@ class RestServer:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join()
+
+
+def _not_listening(e: OSError, scheme: str, place: str) -> SystemError_ | RequestError:
+    """Why the server does not get its address."""
+    if e.errno == errno.EADDRINUSE or "in use" in str(e):
+        return SystemError_(
+            "PORT_IN_USE",
+            f"another process listens on {place}",
+            where=f"{scheme}://{place}",
+            hint="stop it, or choose another --port (0 takes a free one)",
+        )
+    why = f"cannot listen on {place}: {e}"
+    if scarce := no_room(e, why, f"{scheme}://{place}"):
+        return scarce
+    if e.errno == errno.EACCES or "Permission denied" in str(e):
+        hint = "ports below 1024 are root's: take a higher --port, behind a proxy if need be"
+        return RequestError("INVALID_REQUEST", why, where="port", hint=hint)
+    return RequestError("INVALID_REQUEST", why, where="host")
