@@ -337,29 +337,20 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
             if exc.errno != zmq.EADDRINUSE or not is_tcp(endpoint) or endpoint.endswith("*"):
                 raise
             _bind_held(sock, endpoint)
-    except zmq.ZMQError as exc:
+    except (zmq.ZMQError, OSError) as exc:  # a probe of who listens wants a descriptor and a path
         sock.close(0)
-        if exc.errno == zmq.EADDRINUSE:
+        if isinstance(exc, zmq.ZMQError) and exc.errno == zmq.EADDRINUSE:
             raise in_use(endpoint) from exc
         if exc.errno in SCARCE:
             raise full(endpoint, exc) from exc
-        raise _refused(endpoint, exc) from exc
-    except OSError as exc:  # a probe of who listens wants a descriptor, and a path that leads there
-        sock.close(0)
-        if exc.errno in SCARCE:
-            raise full(endpoint, exc) from exc
-        raise _refused(endpoint, exc) from exc
+        raise RequestError(
+            "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
+        ) from exc
     except BlockFlowError:
         sock.close(0)
         raise
     bound = sock.get(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
-
-
-def _refused(endpoint: str, exc: OSError | zmq.ZMQError) -> RequestError:
-    return RequestError(
-        "INVALID_REQUEST", f"cannot listen on {endpoint!r}: {exc.strerror}", where=endpoint
-    )
 
 
 def _bind_held(sock: zmq.Socket[bytes], endpoint: str) -> None:
