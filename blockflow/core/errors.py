@@ -1,9 +1,8 @@
 """One root error with a small family and stable codes.
 
-A code means the same on the wire, in REST bodies, in the SDK and in logs.  Every error says what
+A code means the same on the wire, in REST bodies, in the SDK and in logs. Every error says what
 was wrong (``message``), where (``where``: a JSON path, a block, a request id, a file) and what to
-do
-(``hint``).  Foreign exceptions are translated once, at the border where they enter.
+do (``hint``). Foreign exceptions are translated once, at the border where they enter.
 """
 
 from __future__ import annotations

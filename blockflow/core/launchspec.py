@@ -113,12 +113,12 @@ class WorkerLaunch:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLaunch:
-    """The Dispatcher's birth certificate. ``client_endpoints`` are bound for clients: ``tcp://host:port``
-    (port 0 = any) and ``ipc://path``; ``max_inflight`` are its credits; ``max_inflight_per_client``
-    bounds one client's share; ``adaptive_limit``: a task's credits follow its queues;
-    ``arena_bytes`` holds the retained inputs; ``result_memory_bytes``
-    holds replies that clients may ask for again (0 = off); ``keys`` is the folder of the
-    server's CURVE keys ('' = none: tcp takes whoever reaches it)."""
+    """The Dispatcher's birth certificate. ``client_endpoints`` are bound for clients:
+    ``tcp://host:port`` (port 0 = any) and ``ipc://path``; ``max_inflight`` are its credits;
+    ``max_inflight_per_client`` bounds one client's share; ``adaptive_limit``: a task's credits
+    follow its queues; ``arena_bytes`` holds the retained inputs; ``result_memory_bytes`` holds
+    replies that clients may ask for again (0 = off); ``keys`` is the folder of the server's CURVE
+    keys ('' = none: tcp takes whoever reaches it)."""
 
     name: str
     incarnation: int

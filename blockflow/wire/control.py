@@ -29,8 +29,7 @@ class ControlMessage:
     KIND: ClassVar[str] = ""
 
 
-# --- to the Controller
-# -----------------------------------------------------------------------------
+# --- to the Controller ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,7 @@ class PolicyRefused(ControlMessage):
     error: dict[str, Any]
 
 
-# --- to a worker or the Dispatcher
-# -----------------------------------------------------------------
+# --- to a worker or the Dispatcher ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
