@@ -102,7 +102,7 @@ class FakeWorker:
         self.seen: list[tuple[int, Item]] = []
         self.withdrawn: list[tuple[bytes, int]] = []
         self.pull, self.endpoint = bind_pull(context, transport, run_dir, incarnation)
-        self.push = PushCache(context)
+        self.push = PushCache(context, zmq.Poller())
         self.consumer = ShmConsumer(run_dir)
         self.producer = ShmProducer(Arena.create(run_dir, incarnation, 8 << 20, 64))
         self._stop = threading.Event()

@@ -70,7 +70,7 @@ class Rig:
         self.router.bind(control)
         self.controller = control
         self.pull, self.endpoint = bind_pull(self.context, "ipc", folder, DISPATCHER)
-        self.push = PushCache(self.context)
+        self.push = PushCache(self.context, zmq.Poller())
         self.shm: Producer = ShmProducer(Arena.create(folder, DISPATCHER, 64 << 20, 64))
         self.inline: Producer = InlineProducer()
         self.consumer = ShmConsumer(folder)

@@ -77,7 +77,7 @@ class PushCache:
         ctx: this process's context.
         poller: the loop's poller; sockets with waiting messages are registered in it for POLLOUT,
             and taken out again when their queue is empty. The loop calls :meth:`flush` when one
-            fires. Without it, poll :meth:`sockets_waiting` or flush on a tick.
+            fires.
         max_pending: messages that may wait per endpoint.
         hwm: messages that ZeroMQ may queue per endpoint.
         protect: sets CURVE up towards tcp endpoints.
@@ -86,7 +86,7 @@ class PushCache:
     def __init__(
         self,
         ctx: zmq.Context[zmq.Socket[bytes]],
-        poller: Watcher | None = None,
+        poller: Watcher,
         max_pending: int = MAX_PENDING,
         hwm: int = DATA_HWM,
         protect: Protect | None = None,
@@ -125,8 +125,7 @@ class PushCache:
         link.queue.append((frames, tag))
         if endpoint not in self._waiting:
             self._waiting[endpoint] = link
-            if self._poller is not None:
-                self._poller.register(link.sock, zmq.POLLOUT)
+            self._poller.register(link.sock, zmq.POLLOUT)
         return True
 
     def flush(self) -> int:
@@ -145,7 +144,7 @@ class PushCache:
         return sum(len(link.queue) for link in self._waiting.values())
 
     def sockets_waiting(self) -> list[zmq.Socket[bytes]]:
-        """The sockets to watch for POLLOUT."""
+        """The sockets that are watched for POLLOUT."""
         return [link.sock for link in self._waiting.values()]
 
     def endpoints(self) -> list[str]:
@@ -199,5 +198,4 @@ class PushCache:
 
     def _no_longer_waiting(self, link: _Link) -> None:
         del self._waiting[link.endpoint]
-        if self._poller is not None:
-            self._poller.unregister(link.sock)
+        self._poller.unregister(link.sock)

@@ -25,7 +25,7 @@ run_dir, ctx, transport = sockets_rig.run_dir, sockets_rig.ctx, sockets_rig.tran
 
 @pytest.fixture
 def push(ctx: zmq.Context[zmq.Socket[bytes]]) -> Iterator[PushCache]:
-    made = PushCache(ctx)
+    made = PushCache(ctx, zmq.Poller())
     yield made
     made.close()
 
@@ -220,7 +220,7 @@ def test_a_poller_wakes_the_loop_when_the_peer_comes_up(
 def test_a_full_queue_refuses_and_never_waits(
     ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path
 ) -> None:
-    push = PushCache(ctx, max_pending=3)
+    push = PushCache(ctx, zmq.Poller(), max_pending=3)
     endpoint = f"ipc://{run_dir}/nobody.sock"
     taken = [push.send(endpoint, [bytes([i])], tag=i) for i in range(5)]
     assert taken == [True, True, True, False, False]
@@ -238,7 +238,7 @@ def test_a_full_queue_refuses_and_never_waits(
 def test_a_slow_receiver_fills_the_queue_and_loses_nothing(
     ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path
 ) -> None:
-    push = PushCache(ctx, max_pending=8, hwm=2)
+    push = PushCache(ctx, zmq.Poller(), max_pending=8, hwm=2)
     pull, endpoint = bind_pull(ctx, "ipc", run_dir, 1, hwm=2)
     frame = bytes(1 << 20)  # larger than what the kernel's socket buffers swallow
     accepted = 0

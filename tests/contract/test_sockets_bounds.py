@@ -63,7 +63,7 @@ def test_the_largest_frame_arrives(
     there = Gatekeeper(ctx).protect("t", pair, lambda key: key == pair.public) if secure else None
     here = as_client(ClientKeys(pair, pair.public)) if secure else None
     pull, endpoint = bind_pull(ctx, "tcp", run_dir, 1, protect=there)
-    push = PushCache(ctx, protect=here)
+    push = PushCache(ctx, zmq.Poller(), protect=here)
     router, bound = bind_router(ctx, ["tcp://127.0.0.1:0"], protect=there)
     client = Dealer(ctx, bound[0], here)
     try:

@@ -85,7 +85,7 @@ def test_rubbish_from_a_worker_changes_nothing(up: Rig) -> None:
     wait_until(lambda: worker.seen)
     item = worker.seen[0][1]
     message = Data(999, time.monotonic_ns(), TensorDesc("float32", (1, 4)), (item,))
-    push = PushCache(up.context)
+    push = PushCache(up.context, zmq.Poller())
     for frames in mutations([encode_data(message), X.tobytes()], seed=2):
         if b"\x0b" in frames[0][:8]:  # a mutation that became the real sender's name is no rubbish
             continue
@@ -128,7 +128,7 @@ def test_a_result_of_another_life_is_dropped(up: Rig, change: dict[str, Any], re
     wait_until(lambda: worker.seen)
     sender = change.pop("sender", 11)
     item = replace(worker.seen[0][1], **change)
-    push = PushCache(up.context)
+    push = PushCache(up.context, zmq.Poller())
     header = encode_data(Data(sender, 1, TensorDesc("float32", (1, 4)), (item,)))
     push.send(up.server.endpoint, [header, X.tobytes()])
     wait_until(lambda: push.flush() or not push.pending())

@@ -11,6 +11,7 @@ from typing import Any
 import dispatcher_rig
 import numpy as np
 import pytest
+import zmq
 from dispatcher_rig import CONTRACT, Rig, X, swallow, task, wait_until
 
 from blockflow.core import limits
@@ -160,7 +161,7 @@ def test_rows_of_one_batch_go_to_their_requests(make: Callable[..., Rig]) -> Non
     )
     batch = np.arange(12, dtype=np.float32).reshape(3, 4)
     header = encode_data(Data(11, time.monotonic_ns(), TensorDesc("float32", (3, 4)), items))
-    push = PushCache(r.context)
+    push = PushCache(r.context, zmq.Poller())
     push.send(r.server.endpoint, [header, batch.tobytes()])
     wait_until(lambda: push.flush() or not push.pending())
     reply, (frame,) = one.answer()
@@ -377,7 +378,7 @@ def test_no_run_directory_is_named_to_clients(up: Rig) -> None:
         TensorDesc("float32", (2, 4), handle=_handle(incarnation=12, generation=77)),
         (item,),
     )
-    push = PushCache(up.context)
+    push = PushCache(up.context, zmq.Poller())
     push.send(up.server.endpoint, [encode_data(forged)])
     wait_until(lambda: push.flush() or not push.pending())
     reply, _ = client.answer()

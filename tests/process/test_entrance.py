@@ -82,14 +82,14 @@ def test_silent_connections_leave_descriptors_and_keep_nobody_out(
 ) -> None:
     assert receiver.stdout is not None and receiver.stderr is not None
     endpoint = receiver.stdout.readline().strip()
-    early = PushCache(ctx)
+    early = PushCache(ctx, zmq.Poller())
     early.send(endpoint, [b"early"])
     until(lambda: early.flush() >= 0 and not early.pending(), "the first connection")
     assert receiver.stdout.readline() == "early\n"
     silent = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * LIMIT)), hard))
-    late = PushCache(ctx)
+    late = PushCache(ctx, zmq.Poller())
     try:
         for _ in range(2 * LIMIT):
             silent.append(socket.create_connection(("127.0.0.1", port_of(endpoint)), 10))
@@ -117,7 +117,7 @@ def test_who_says_nothing_is_ended_by_and_by(
 ) -> None:
     monkeypatch.setattr("blockflow.tensormq.sockets.HANDSHAKE_MS", 100)
     pull, endpoint = bind_pull(ctx, "tcp", run_dir, 1)
-    push = PushCache(ctx)
+    push = PushCache(ctx, zmq.Poller())
     push.send(endpoint, [b"here"])
     assert receive(pull, push) == [b"here"]
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 10) as silent:

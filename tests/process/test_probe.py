@@ -44,7 +44,7 @@ class Rig:
     def __init__(self, run_dir: RunDir) -> None:
         self.context = new_context()
         self.pull, self.endpoint = bind_pull(self.context, "ipc", run_dir.path, WORKER)
-        self.push = PushCache(self.context)
+        self.push = PushCache(self.context, zmq.Poller())
         self.outcomes: queue.Queue[Proved] = queue.Queue()
         self.prober = Prober(run_dir.path, PROBER, self.outcomes.put)
         self.prober.start()

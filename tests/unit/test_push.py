@@ -133,7 +133,7 @@ def test_a_message_that_cannot_be_sent_whole_does_not_go_on_with_the_next(
             return send(part, *args, **kw)
 
         monkeypatch.setattr(here, "send", scarce)
-        cache = PushCache(ctx)
+        cache = PushCache(ctx, zmq.Poller())
         with pytest.raises(MemoryError):
             cache.send("inproc://there", [b"head", b"no room"])
         assert cache.send("inproc://there", [b"other", b"tensor"])
