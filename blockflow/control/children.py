@@ -7,6 +7,7 @@ import math
 import resource
 import select
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,10 @@ from pathlib import Path
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.control.fleet import Life
 from blockflow.control.logfiles import LogFiles, tail
+from blockflow.control.memory import Shortage, killed
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
+from blockflow.launch.ends import TEMPLATE_STATUS
 from blockflow.launch.process import start_time
 
 log = logging.getLogger("blockflow.control")
@@ -45,14 +48,21 @@ class Children:
         poll: the poller of the owner's loop; pidfds are registered in it.
         log_dir: where the launch orders put the log files; the oldest are removed.
         warn: told of what people should know.
+        claim: whether the kernel has killed for want of memory (:class:`KillWatch`).
     """
 
     def __init__(
-        self, launcher: Launcher, poll: select.poll, log_dir: Path, warn: Callable[[str], None]
+        self,
+        launcher: Launcher,
+        poll: select.poll,
+        log_dir: Path,
+        warn: Callable[[str], None],
+        claim: Callable[[int], Shortage | None],
     ) -> None:
         self._launcher = launcher
         self._poll = poll
         self._logs = LogFiles(log_dir, warn)
+        self._claim = claim
         self._by_fd: dict[int, int] = {}
         self._children: dict[int, tuple[Child, str]] = {}
         self._deferred: dict[int, Launch] = {}
@@ -110,6 +120,10 @@ class Children:
         return Launched(order.incarnation, child.pid, start_time(child.pid))
 
     def _failed(self, order: Launch, error: BlockFlowError) -> LaunchFailed:
+        if error.details.get(TEMPLATE_STATUS) == -signal.SIGKILL:
+            shortage = self._claim(time.monotonic_ns())
+            if shortage is not None and shortage.own:
+                error = killed(order.name, shortage, f"{error.message}: {shortage}")
         self._told.append(order.incarnation)
         log.error("launch of %s failed: %s", order.name, error)
         return LaunchFailed(order.incarnation, error)

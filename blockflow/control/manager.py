@@ -214,7 +214,8 @@ class Manager:
     # --- the Manager's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._children = Children(self._launcher, self._poll, self._log_dir, self.store.warn)
+        told, claim = self.store.warn, self._kills.claim
+        self._children = Children(self._launcher, self._poll, self._log_dir, told, claim)
         self._running = True
         if self._inheritance is not None and self._ward is not None:
             self._succeed(self._inheritance, self._ward)

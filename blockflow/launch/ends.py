@@ -9,6 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from blockflow.core.errors import SystemError_
+from blockflow.launch.process import describe_exit
+
+TEMPLATE_STATUS = "template_status"
+"""Detail of an error: how the template ended that was to launch something."""
+
 _EXIT_CODE = 49
 """Of the fields of /proc/PID/stat behind the name: number 52 of proc(5), the state being 3."""
 
@@ -35,3 +41,10 @@ def unreaped_status(pid: int, pidfd: int) -> int | None:
     if f"\nPid:\t{pid}\n" not in held or fields[0] != b"Z":
         return None
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+
+
+def template_died(status: int | None) -> SystemError_:
+    """Nothing can be launched: INTERNAL, with the status of the template where it is known."""
+    how = "" if status is None else f": {describe_exit(status)}"
+    details = {} if status is None else {TEMPLATE_STATUS: status}
+    return SystemError_("INTERNAL", f"the template process died{how}", details=details)

@@ -18,7 +18,7 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.begin import start_template
 from blockflow.launch.child import Order
-from blockflow.launch.ends import unreaped_status
+from blockflow.launch.ends import template_died, unreaped_status
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
@@ -87,6 +87,7 @@ class TemplateLauncher(Launcher):
         self._socket: socket.socket | None = None
         self._ready = False
         self._since = 0.0  # when its imports began, the present ones
+        self._ended: int | None = None  # how the last one did
         self._again = 0.0  # no earlier is one tried again that could not be started; 0 = none
         self._tries = 0  # templates that launches have started since one was answered
         self._stopped = Stopped()
@@ -246,7 +247,7 @@ class TemplateLauncher(Launcher):
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
-            raise SystemError_("INTERNAL", "the template process died", hint="see its log")
+            raise template_died(self._ended)
         return self._socket
 
     def _receive(self, end: float, what: str) -> None:
@@ -327,8 +328,9 @@ class TemplateLauncher(Launcher):
         self._oldest, self._roll = self._serial + 1, self._roll or {}
         if self._process is not None:
             self._process.kill()  # its socket is closed: it serves nobody
-            if (status := self._process.wait()) is not None:  # else the guardian is its parent
-                _LOG.warning("the template ended: status %d", status)
+            self._ended = self._process.wait()
+            if self._ended is not None:  # else the guardian is its parent
+                _LOG.warning("the template ended: status %d", self._ended)
             self._process = None
 
     # --- what a dead launcher has left ------------------------------------------------------------

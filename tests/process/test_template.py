@@ -19,6 +19,7 @@ import pytest
 from blockflow.core.errors import SystemError_
 from blockflow.launch import begin, local
 from blockflow.launch.base import wait_any
+from blockflow.launch.ends import TEMPLATE_STATUS
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.process import become_subreaper, gpu_descriptors
 from tests.contract.test_launchers import ENTRY, report, spec_for
@@ -201,8 +202,9 @@ def test_an_attempt_waits_for_no_imports(tmp_path: Path, monkeypatch: pytest.Mon
             assert second not in (0, first)
             os.kill(second, signal.SIGKILL)
             wait_gone(second)
-            with pytest.raises(SystemError_, match="the template process died"):
+            with pytest.raises(SystemError_, match="died: killed by SIGKILL") as died:
                 launcher.attempt(*order)  # two in a row
+            assert died.value.details == {TEMPLATE_STATUS: -signal.SIGKILL}
             assert launcher.attempt(*order) is None  # another launch begins anew
         launcher.wait_ready()
         child = launcher.attempt(*order)

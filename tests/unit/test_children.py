@@ -15,8 +15,10 @@ import pytest
 from blockflow.control import logfiles
 from blockflow.control.children import Children
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
+from blockflow.control.memory import Shortage, starved
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher
+from blockflow.launch.ends import template_died
 from blockflow.launch.process import start_time
 
 
@@ -62,7 +64,10 @@ def launcher() -> Iterator[Slow]:
 
 @pytest.fixture
 def children(launcher: Slow, tmp_path: Path) -> Children:
-    return Children(launcher, select.poll(), tmp_path, pytest.fail)
+    return Children(launcher, select.poll(), tmp_path, pytest.fail, no_kill)
+
+
+def no_kill(_now_ns: int) -> None: ...
 
 
 def order(incarnation: int) -> Launch:
@@ -164,6 +169,31 @@ def test_who_was_never_heard_of_ends_when_it_is_killed(children: Children) -> No
     assert list(children.reap([])) == [Exited(7, -signal.SIGKILL)]
 
 
+@pytest.mark.parametrize(
+    ("status", "own", "code"),
+    [
+        (-9, True, "NO_SPACE"),
+        (-9, False, "INTERNAL"),
+        (-11, True, "INTERNAL"),
+        (None, True, "INTERNAL"),
+    ],
+)
+def test_a_template_that_the_kernel_has_killed_for_memory_is_want_of_room(
+    launcher: Slow, tmp_path: Path, status: int | None, own: bool, code: str
+) -> None:
+    """A crash it would be for good, if it came five times in a minute."""
+    shortage = Shortage(150 << 20, own)
+    children = Children(launcher, select.poll(), tmp_path, pytest.fail, lambda _: shortage)
+    launcher.refused, launcher.error = {"w#1"}, template_died(status)
+    failed = children.launch(order(1))
+    assert isinstance(failed, LaunchFailed) and failed.error.code == code
+    assert starved(failed.error) == (code == "NO_SPACE")
+    if starved(failed.error):
+        assert str(failed.error).startswith(
+            "NO_SPACE: the template process died: killed by SIGKILL: out of memory (limit 150 MiB)"
+        )
+
+
 def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher: Slow) -> None:
     children.launch(order(1))
     children.kill_all(1.0)
@@ -175,7 +205,7 @@ def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher:
 def test_without_a_log_file_it_is_launched_all_the_same(launcher: Slow, tmp_path: Path) -> None:
     """As when the disk takes no new file; a deferred launch as well."""
     told: list[str] = []
-    children = Children(launcher, select.poll(), tmp_path / "logs", told.append)
+    children = Children(launcher, select.poll(), tmp_path / "logs", told.append, no_kill)
     logs = [str(tmp_path / folder / "w.1.log") for folder in ("logs", "none")]
     launches = [Launch(n, "worker", f"w#{n}", "a:run", {"log_path": logs[n % 2]}) for n in (1, 2)]
     assert [children.launch(order) for order in launches] == [None, None]
@@ -213,7 +243,7 @@ def test_who_has_ended_is_told_once_and_watched_no_more(
     )
     monkeypatch.setattr(launcher, "attempt", lambda entry, spec, name: child)
     poll = select.poll()
-    children = Children(launcher, poll, tmp_path, pytest.fail)
+    children = Children(launcher, poll, tmp_path, pytest.fail, no_kill)
     children.launch(order(1))
     ready = [fd for fd, _ in poll.poll(0)]
     assert list(children.reap(ready)) == [Exited(1, -9)]
