@@ -20,8 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from blockflow.control.memory import KillWatch
 from blockflow.control.numbers import NumbersFile
-from blockflow.control.release import replaced_by
+from blockflow.control.release import refuse_mixture
 from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
 from blockflow.control.vigil import Vigil, gone_since
 from blockflow.core.errors import SystemError_
@@ -70,6 +71,7 @@ class Guardian:
         self._run_root = run_root
         self._pid = os.getpid()
         self._ledger = RestartLedger(MANAGER_POLICY)
+        self._kills = KillWatch()
         self._kept: dict[str, Kept] = {}
         self._manager = 0
         self._served = False  # some Manager was
@@ -116,11 +118,11 @@ class Guardian:
                 now_ns = time.monotonic_ns()
                 if self._took_over:  # else nobody has been there since the one before it
                     died_ns = gone_since(self._spoke_ns, now_ns)
-                cause = self._anew or self._hung or describe_exit(status)
+                cause = self._anew or self._hung or self._how(status, now_ns)
                 if status == 0 or self._stopping() or not self._served:
-                    return self._outcome(status)
+                    return self._outcome(status, cause)
                 log.warning("the control plane ended: %s", cause)
-                self._refuse_mixture(cause)
+                refuse_mixture(cause)
                 self._pause(now_ns)
                 if self._stopping():
                     return 0
@@ -201,6 +203,7 @@ class Guardian:
         while True:
             poll.poll(self._wait_ms())
             self._drain_wakes()
+            self._kills.look(time.monotonic_ns())
             # First its messages: what it said before its end counts.
             if not self._hear():
                 with suppress(KeyError):
@@ -288,28 +291,23 @@ class Guardian:
             self._drain_wakes()
             self._reap()
 
-    def _refuse_mixture(self, cause: str) -> None:
-        """A successor would have this process's modules in memory and read others from the disk.
-        Raises SystemError_ where those are of another release."""
-        if new := replaced_by():
-            raise SystemError_(
-                "INTERNAL",
-                f"the control plane ended ({cause}), and the package is release {new} by now: "
-                "everything is ended",
-                hint=f"`blockflow up` starts {new} from the stored state",
-            )
+    def _how(self, status: int, now_ns: int) -> str:
+        """Why a Manager ended; a SIGKILL may be the kernel's, for want of memory."""
+        how = describe_exit(status) + " while it started" * (not self._served)
+        short = self._kills.claim(now_ns) if status == -signal.SIGKILL else None
+        self._no_room |= short is not None and short.own
+        return how if short is None else f"{how}: {short}"
 
-    def _outcome(self, status: int) -> int:
+    def _outcome(self, status: int, cause: str) -> int:
         if status >= 0:
             return status
         if self._stop_ns is not None:
             return 1
-        raise SystemError_(
-            "INTERNAL",
-            f"the control plane was {describe_exit(status)} while it started",
-            # ZeroMQ, say, aborts where it gets no thread.
-            hint="why a library aborts, it has said above" if status == -signal.SIGABRT else "",
-        )
+        hint = "give it more memory" if self._no_room else ""
+        if status == -signal.SIGABRT:  # ZeroMQ, say, where it gets no thread
+            hint = "why a library aborts, it has said above"
+        code = "NO_SPACE" if self._no_room else "INTERNAL"
+        raise SystemError_(code, f"the control plane was {cause}", hint=hint)
 
     # --- signals --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from blockflow import __version__
+from blockflow.core.errors import SystemError_
 
 _LINE = re.compile(r'^__version__ = "([^"\n]+)"$', re.MULTILINE)
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
@@ -36,3 +37,15 @@ def warning() -> str:
     """What people should know of it; "" = nothing."""
     new = replaced_by()
     return f"the package is release {new} by now, and {__version__} runs: {REMEDY}" if new else ""
+
+
+def refuse_mixture(cause: str) -> None:
+    """A successor of a control plane that ended by ``cause`` would have this process's modules in
+    memory and read others from the disk. Raises SystemError_ where those are of another release."""
+    if new := replaced_by():
+        raise SystemError_(
+            "INTERNAL",
+            f"the control plane ended ({cause}), and the package is release {new} by now: "
+            "everything is ended",
+            hint=f"`blockflow up` starts {new} from the stored state",
+        )

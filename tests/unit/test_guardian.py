@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from blockflow.control import guardian
+from blockflow.control import guardian, release
 from blockflow.control.guardian import ADOPTIONS, Guardian
+from blockflow.control.memory import KillWatch
 from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.supervision import RestartLedger, RestartPolicy
 from blockflow.control.vigil import Vigil
 from blockflow.core.errors import SystemError_
+from blockflow.launch.cgroup import OomKills
 from blockflow.launch.ward import CERTIFICATE, CLIENTS, KEY, REST, TEMPLATE, TOKEN, Line
 from blockflow.tensormq.janitor import run_root
 
@@ -99,6 +101,22 @@ def test_a_successor_takes_over_and_learns_why() -> None:
     assert (it.pauses, it.begun, it.ended) == (3, 0, 1)
 
 
+def test_the_kernel_may_have_killed_it_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([7, 8, 8, 9, 9, 10])
+    monkeypatch.setattr(
+        guardian,
+        "KillWatch",
+        lambda: KillWatch(lambda: OomKills(next(counts), True), lambda: 90 << 20),
+    )
+    it = Scripted(Life(), Life(), Life(-signal.SIGSEGV), Life(), END)
+    assert it.run() == 0
+    short, by_hand = "killed by SIGKILL: out of memory (limit 90 MiB)", "killed by SIGKILL"
+    assert [c for _, c in it.forks] == ["", short, by_hand, "killed by SIGSEGV", short]
+    with pytest.raises(SystemError_, match="SIGKILL while it started: out of memory") as e:
+        Scripted(Life(KILLED, serves=False)).run()
+    assert e.value.code == "NO_SPACE" and "memory" in e.value.hint
+
+
 def test_nobody_was_there_from_the_last_sign_of_life_of_one_that_hung() -> None:
     now = time.monotonic_ns()
     hung = now - 10 * S
@@ -148,7 +166,7 @@ def test_one_that_dies_before_anything_served_ends_it() -> None:
     with pytest.raises(SystemError_, match="SIGABRT while it started") as e:
         it.run()
     assert "library" in e.value.hint and it.ended == 1
-    with pytest.raises(SystemError_) as e:
+    with pytest.raises(SystemError_, match="INTERNAL") as e:
         Scripted(Life(KILLED, serves=False)).run()
     assert not e.value.hint
 
@@ -157,7 +175,7 @@ def test_a_package_of_another_release_has_no_successor_mixed_of_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = iter(["", "9.1.0"])
-    monkeypatch.setattr(guardian, "replaced_by", lambda: next(found))
+    monkeypatch.setattr(release, "replaced_by", lambda: next(found))
     it = Scripted(Life(), Life(), END)
     with pytest.raises(SystemError_, match=r"SIGKILL\).* release 9\.1\.0 by now") as e:
         it.run()
