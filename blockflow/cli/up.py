@@ -112,6 +112,7 @@ def up(
     """
     from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
+    from blockflow.launch.logs import tell_the_time
     from blockflow.launch.outlet import wait_for_nobody
     from blockflow.launch.process import ending_signals, own_what_is_made, raise_descriptor_limit
     from blockflow.launch.whereabouts import settle
@@ -127,6 +128,7 @@ def up(
     raise_descriptor_limit()
     own_what_is_made()
     wait_for_nobody()
+    tell_the_time()
     if not os.environ.get("BLOCKFLOW_DEBUG"):
         logging.getLogger("blockflow").setLevel(logging.INFO)
     settings = ControlSettings(

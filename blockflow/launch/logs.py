@@ -1,4 +1,4 @@
-"""How worker and dispatcher processes log: to stderr, which is their log file."""
+"""How the processes of a system log: to stderr, which is a log file but for the control plane's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def set_level() -> None:
     root = logging.getLogger()
     if root.level != LEVEL:
         root.setLevel(LEVEL)
+
+
+def tell_the_time() -> None:
+    """Let the lines of the control plane's log begin with the time, as those of its children do:
+    who looks for what came first has both before him."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 
 def log_to_stderr(name: str) -> None:

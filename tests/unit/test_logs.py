@@ -35,3 +35,14 @@ def test_lines_bear_time_level_and_name(
     logging.getLogger("blockflow.worker").info("ready in %d ms", 12)
     line = capsys.readouterr().err
     assert line.endswith(" INFO trunk#3 blockflow.worker: ready in 12 ms\n") and line[:2] == "20"
+
+
+def test_lines_of_the_control_plane_bear_the_time_as_well(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(root, "handlers", [])
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logs.tell_the_time()
+    logging.getLogger("blockflow.control").warning("taken over: %s", "nothing")
+    line = capsys.readouterr().err
+    assert line.endswith(" WARNING blockflow.control: taken over: nothing\n") and line[:2] == "20"
