@@ -31,9 +31,11 @@ def open_missing() -> None:
 
 def escape_what_cannot_be_written() -> None:
     """Let an output whose encoding lacks a character (a locale without UTF-8) show that as Python
-    writes it, as the standard error does, and not end the command."""
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    writes it, as the standard error does, and not end the command. (``surrogateescape`` is what a
+    C locale has: for bytes that were no text, and of no use to other characters.)"""
+    out = sys.stdout
+    if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
+        out.reconfigure(errors="backslashreplace")
 
 
 def silence_stdout() -> None:

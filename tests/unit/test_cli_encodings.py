@@ -12,18 +12,22 @@ from blockflow.cli.main import main
 from blockflow.cli.options import print_json
 
 
-def output(monkeypatch: pytest.MonkeyPatch, encoding: str) -> BytesIO:
+def output(monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str = "strict") -> BytesIO:
     taken = BytesIO()
-    monkeypatch.setattr(sys, "stdout", TextIOWrapper(taken, encoding, write_through=True))
+    stream = TextIOWrapper(taken, encoding, errors, write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
     return taken
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    ("encoding", "errors"),
+    [("ascii", "strict"), ("latin-1", "strict"), ("ascii", "surrogateescape")],  # the C locale's
+)
 def test_a_table_with_more_than_the_output_takes_is_shown(
-    monkeypatch: pytest.MonkeyPatch, encoding: str
+    monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")  # so narrow that some of it is shortened
-    written = output(monkeypatch, encoding)
+    written = output(monkeypatch, encoding, errors)
     assert main(["export", "--list"]) == 0
     assert rb"\u2026" in written.getvalue()
 
