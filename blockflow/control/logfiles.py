@@ -36,7 +36,7 @@ class LogFiles:
     """Owned by the Manager's thread.
 
     Args:
-        folder: where they are; made if need be.
+        folder: where they are; made if need be, also later where the one that it is in exists.
         warn: told, once, that a process has to do without.
     """
 
@@ -55,6 +55,8 @@ class LogFiles:
             False when there cannot be one: a disk without room is no reason not to replace a
             process that has died.
         """
+        with suppress(OSError):  # somebody may have removed it, to be rid of logs
+            self._folder.mkdir(exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             os.close(os.open(path, flags, 0o600))

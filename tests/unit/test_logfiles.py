@@ -42,6 +42,12 @@ def test_one_that_cannot_be_made_is_told_once(
     assert caplog.text.count("has no log file") == 2
 
 
+def test_a_folder_that_was_removed_is_made_again(files: LogFiles, tmp_path: Path) -> None:
+    (tmp_path / "logs").rmdir()
+    assert files.make(str(tmp_path / "logs" / "a#0.1.log"), "a#0")
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     files = LogFiles(tmp_path / "logs", lambda _: None)
     (tmp_path / "logs" / "a#0.1.log").symlink_to(tmp_path / "elsewhere")
