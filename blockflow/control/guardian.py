@@ -50,7 +50,7 @@ MANAGER_POLICY = RestartPolicy(first_s=0.05, cap_s=5.0, crashes=5, window_s=60.0
 """The first successor comes at once: nobody supervises the workers meanwhile."""
 
 ADOPTIONS = 2
-"""How many Managers in a row may die before they have taken over; then it is begun anew."""
+"""How many Managers may die, and not hang, before one has taken over; then it is begun anew."""
 
 _AGAIN_S = 1.0  # between two tries to start a successor that the machine has no room for
 _LEAVE_S = 2.0
@@ -126,7 +126,8 @@ class Guardian:
                 self._pause(now_ns)
                 if self._stopping():
                     return 0
-                self._failed = 0 if self._took_over else self._failed + 1
+                # What one that hangs waits for would keep a new start waiting, too.
+                self._failed = 0 if self._took_over else self._failed + (not self._hung)
                 adopt = not self._anew and self._failed < ADOPTIONS
                 if not adopt:
                     log.warning("what runs is ended, and begun anew from the stored state")

@@ -144,6 +144,17 @@ def test_after_so_many_that_did_not_come_to_take_over_it_is_begun_anew() -> None
     assert it.begun == 2
 
 
+def test_those_that_hang_before_they_take_over_cost_nobody_who_serves_his_life() -> None:
+    """On a folder of the network that does not answer, say: as long as that lasts."""
+    hung = Life(serves=False, hung="hung: silent for 60 s, and asleep")
+    it = Scripted(Life(), *[hung] * 5, EARLY, Life(), END)
+    assert it.run() == 0
+    assert it.begun == 0 and all(adopt for adopt, _ in it.forks[1:])
+    it = Scripted(Life(), hung, EARLY, hung, EARLY, END)
+    assert it.run() == 0
+    assert it.begun == 1
+
+
 def test_for_want_of_room_it_gives_up_with_that_name(it: Any) -> None:
     def given_up() -> str:
         it._ledger = RestartLedger(RestartPolicy(crashes=1))
