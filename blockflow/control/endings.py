@@ -22,6 +22,9 @@ FATAL = "Fatal Python error: "
 
 ABORTED = FATAL + "Aborted"
 
+_TYPED = f"{SystemError_.__module__}."
+"""How a traceback's last line begins where the exception is one of BlockFlow's own."""
+
 
 def last_words(status: int, log_tail: Sequence[str]) -> str:
     """What the exception, or the library that aborted, has said; "" where nothing did.
@@ -77,6 +80,8 @@ def describe_end(life: Life, event: Exited, starting: bool) -> str:
     if starting:
         cause += " while it started"
     words = last_words(event.status, event.log_tail)
+    if words.startswith(_TYPED):  # with a hint, which whoever tells of it has as well
+        words = words.partition(": ")[2].partition(" -- ")[0]
     return f"{cause}: {words}" if words else cause
 
 

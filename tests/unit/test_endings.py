@@ -11,7 +11,7 @@ import pytest
 
 from blockflow.control.endings import ABORTED, describe_end, ended_outside, last_words
 from blockflow.control.events import Exited
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import BlockError, SystemError_
 from blockflow.launch.child import CRASH_STATUS
 
 ABRT, KILL, TERM, INT, SEGV = (
@@ -49,6 +49,13 @@ def test_who_was_ended_by_somebody_else(status: int) -> None:
     for outside in (False, True):  # why it had to end is known
         for known in ({"condemned": "hung"}, {"error": BlockError("BLOCK_FAILED", "odd")}):
             assert ended_outside(life(outside=outside, **known), Exited(1, status)) is outside
+
+
+def test_an_error_of_its_own_is_told_without_class_and_hint() -> None:
+    error = SystemError_("NO_SPACE", "no threads: odd", where="zmq", hint="free memory")
+    tail = ("Traceback", f"{type(error).__module__}.SystemError_: {error}")
+    told = describe_end(life(), Exited(1, CRASH_STATUS, tail), starting=True)
+    assert told == "exit status 1 while it started: NO_SPACE: no threads: odd (at zmq)"
 
 
 def test_only_who_had_begun_can_have_ended_well() -> None:
