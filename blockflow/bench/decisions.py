@@ -5,7 +5,8 @@ which may be repeated, of these policies instead of the usual ones. Scheduling m
 beside a block's compute: at most 50 us with 64 queries waiting is the aim. Two things are timed:
 the *decision*, which is ``decide`` alone, and the whole *turn*: what the policy is told since the
 last one as well, that a batch is done (``done``) and who waits now (``arrive`` of each query that
-goes on in this worker, and of each new one).
+goes on in this worker, and of each new one). All of it in a chain, and in a tree, where each task
+goes on to a head of its own and has a deadline that is looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Query, Run, WaitUntil
 from blockflow.batching.registry import create_policy, policy_problems
 from blockflow.batching.shares import TaskShare
+from blockflow.batching.sliced import OPTION
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.results import Figure, figure_table
 from blockflow.bench.simulation.text import OWN_POLICIES, parse_policy
@@ -38,27 +40,39 @@ SPECS: Sequence[Mapping[str, Any]] = (
     {"policy": "dvabatch"},
     {"policy": "dvabatch", "policies": ["load", "input", "operator"]},
 )
-STAGES = (1, 2, 3, 4)
+TRUNK = (1, 2, 3)
 _MS = 1_000_000
 _FAR = 10**15
+_NEAR = 1500 * _MS
+"""Nearer than a batch of the most rows would take if all of them ran through every head, so that
+policies ask who would be late; and nobody is."""
 
 
 DECISION, TURN = "decision", "turn"
 
 
 def measure(
-    spec: Mapping[str, Any], queued: int, tasks: int, decisions: int, lanes: int = 1
+    spec: Mapping[str, Any],
+    queued: int,
+    tasks: int,
+    decisions: int,
+    lanes: int = 1,
+    heads: int = 1,
 ) -> list[Figure]:
     """CPU time of ``decide`` and of whole turns while ``queued`` queries wait, over whole lives of
     batches.
 
     Time goes on virtually; each query that leaves is followed by a new one. With several ``lanes``
-    as many batches run, of one stage as well, where the policy takes that.
+    as many batches run, of one stage as well, where the policy takes that. The tasks take turns
+    with the ``heads``: one is the end of a chain.
 
     Returns:
         the decision and the turn, in microseconds each.
     """
-    policy, now, key = _policy(spec, tasks), 0, 0
+    stages = tuple(range(1, len(TRUNK) + heads + 1))
+    policy, now, key = _policy(spec, tasks, stages), 0, 0
+    ways = [(*TRUNK, stages[len(TRUNK) + task % heads]) for task in range(tasks)]
+    due = _FAR if heads == 1 else _NEAR
     policy.lanes = lanes
     running: deque[Run] = deque()
     under_way: dict[int, Query] = {}
@@ -70,7 +84,9 @@ def measure(
     while len(deciding) < decisions:
         new = []
         while len(waiting) < queued:
-            waiting[key] = Query(key, 1, 1, now, now, now + _FAR, (8,), True, key % tasks)
+            task = key % tasks
+            ahead = ways[task][1:]
+            waiting[key] = Query(key, 1, 1, now, now, now + due, (8,), True, task, ahead)
             new.append(waiting[key])
             key += 1
         with clock:
@@ -91,8 +107,9 @@ def measure(
             stage, keys = oldest.stage, oldest.keys
             ran = [under_way.pop(one) for one in keys]
             on = [
-                query._replace(stage=stage + 1, ready_ns=now, first=False)
-                for query in (ran if stage < STAGES[-1] else ())
+                query._replace(stage=rest[0], ready_ns=now, first=False, ahead=rest[1:])
+                for query in ran
+                if (rest := query.ahead)
             ]
             waiting |= {query.key: query for query in on}
             with clock:
@@ -104,10 +121,11 @@ def measure(
             now = decision.at_ns
         turns.append(deciding[-1] + told)
     labels = {"queued": queued, "tasks": tasks, "rows": round(statistics.fmean(rows or [0]), 1)}
+    parts = [f", {n} {what}" for n, what in ((lanes, "lanes"), (heads, "heads")) if n > 1]
     return [
         Figure.of(
             name,
-            policy_name(spec) + (f", {lanes} lanes" if lanes > 1 else ""),
+            policy_name(spec) + "".join(parts),
             statistics.fmean(spent),
             "us",
             len(spent),
@@ -115,6 +133,11 @@ def measure(
         )
         for name, spent in ((DECISION, deciding), (TURN, turns))
     ]
+
+
+def heads_for(spec: Mapping[str, Any], tasks: int) -> Sequence[int]:
+    """A chain, and a tree with a head for each task. (Stages of several blocks are a chain's.)"""
+    return (1,) if OPTION in spec or tasks == 1 else (1, tasks)
 
 
 class _Clock:
@@ -146,18 +169,18 @@ def policy_name(spec: Mapping[str, Any]) -> str:
     return " ".join([spec["policy"], *options])
 
 
-def _facts() -> dict[int, StageFacts]:
+def _facts(stages: Sequence[int]) -> dict[int, StageFacts]:
     points = tuple(
         Point(1, b, None, 10, ms, ms, ms, ms, ms, ms, 0.01, 0)
         for b, ms in ((1, 10.0), (2, 15.0), (4, 25.0), (8, 45.0), (16, 85.0), (32, 160.0))
     )
     profile = StageProfile("block", "0" * 64, "echo", "fp32", "here", points)
-    return {s: StageFacts(f"block{s}", 32, 1, profile) for s in STAGES}
+    return {s: StageFacts(f"block{s}", 32, 1, profile) for s in stages}
 
 
-def _policy(spec: Mapping[str, Any], tasks: int) -> Policy:
+def _policy(spec: Mapping[str, Any], tasks: int, stages: Sequence[int]) -> Policy:
     shares = [TaskShare(weight=1.0 + i % 3) for i in range(tasks)]
-    return create_policy(spec, STAGES, _facts(), shares)
+    return create_policy(spec, stages, _facts(stages), shares)
 
 
 def _spec(text: str) -> Mapping[str, Any]:
@@ -168,7 +191,7 @@ def _spec(text: str) -> Mapping[str, Any]:
         raise argparse.ArgumentTypeError(exc.message) from exc
     if not spec:
         raise argparse.ArgumentTypeError(f"{OWN_POLICIES!r} is no policy here")
-    problems = policy_problems(spec, "$", list(_facts().values()))
+    problems = policy_problems(spec, "$", list(_facts((*TRUNK, 4)).values()))
     if problems:
         raise argparse.ArgumentTypeError("; ".join(map(str, problems)))
     return spec
@@ -194,7 +217,10 @@ def main(arguments: list[str]) -> int:
     figures = [
         figure
         for spec in options.policy or SPECS
-        for figure in measure(spec, options.queued, options.tasks, options.decisions, options.lanes)
+        for heads in heads_for(spec, options.tasks)
+        for figure in measure(
+            spec, options.queued, options.tasks, options.decisions, options.lanes, heads
+        )
     ]
     title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"
     console.print(figure_table(title, figures))

@@ -14,6 +14,7 @@ import pytest
 from batching_rig import FakeClient, cell, profiles
 from rich.progress import Progress
 
+from blockflow.batching import queueing
 from blockflow.bench import decisions
 from blockflow.bench.batching import cost, diversity, grids, lbci
 from blockflow.bench.batching import figures as f
@@ -241,7 +242,9 @@ def test_each_policy_takes_its_turn_alone() -> None:
     assert all("verdict" in labels for arm, labels in alone.items() if arm != cost.AGAIN)
     for name in (DECISION, TURN):
         spent = [g for g in found if g.name == name]
-        assert [g.mode for g in spent] == [*map(decisions.policy_name, SPECS), "window, 2 lanes"]
+        chain = [decisions.policy_name(spec) for spec in SPECS]
+        tree = [f"{name}, {cost.TASKS} heads" for name in chain]
+        assert [g.mode for g in spent] == [*chain, "window, 2 lanes", *tree]
         assert all(g.labels["verdict"] in ("met", "missed") for g in spent)
 
 
@@ -263,10 +266,19 @@ def test_equal_arms_that_lie_apart_decide_nothing(apart: float, verdict: str) ->
     assert one.labels["verdict"] == verdict
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_turn_takes_longer_than_its_decision(lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "heads"), [(1, 1), (3, 2)])
+def test_a_turn_takes_longer_than_its_decision(lanes: int, heads: int) -> None:
     for spec in SPECS:
-        decision, turn = decisions.measure(spec, 16, 2, 200, lanes)
+        decision, turn = decisions.measure(spec, 16, 2, 200, lanes, heads)
         assert (decision.name, turn.name) == (DECISION, TURN)
         assert turn.value > decision.value > 0
         assert turn.n == decision.n == 200
+
+
+def test_in_a_tree_policies_ask_who_would_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each new batch; and in a chain nobody is near his deadline."""
+    asked: list[int] = []
+    monkeypatch.setattr(queueing, "in_time", lambda now, known: asked.append(now))
+    for heads, times in ((1, 0), (8, 2)):
+        decisions.measure({"policy": "window"}, 64, 8, 12, heads=heads)
+        assert len(asked) == times

@@ -36,9 +36,10 @@ def measure(ladder: Ladder, count: int) -> list[Figure]:
 def _decisions(count: int) -> list[Figure]:
     """The aim is one for a decision; the turn around it is held to the same number, apart."""
     out = []
-    cases = [*((spec, 1) for spec in decisions.SPECS), ({"policy": "window"}, _LANES)]
-    for spec, lanes in cases:
-        for found in decisions.measure(spec, QUEUED, TASKS, count, lanes):
+    cases = [(spec, 1, heads) for heads in (1, TASKS) for spec in decisions.SPECS]
+    cases.insert(len(decisions.SPECS), ({"policy": "window"}, _LANES, 1))
+    for spec, lanes, heads in cases:
+        for found in decisions.measure(spec, QUEUED, TASKS, count, lanes, heads):
             verdict = judge_value(found.value, DECISION_GOAL_US)
             more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
             out.append(replace(found, labels={**found.labels, **more}))
