@@ -52,12 +52,14 @@ class BatchTimes:
         ways: what they run, and how many rows run it.
     """
 
-    __slots__ = ("_known", "_lines", "_there", "_total", "longest", "rows", "ways")
+    __slots__ = ("_known", "_lines", "_ns", "_there", "_total", "longest", "rows", "ways")
 
     def __init__(self, known: Known) -> None:
         self._known = known
+        # Of each stage, once ways differ: times by rows, rows, and what they take.
         self._lines: dict[int, Line] = {}
-        self._there: dict[int, int] = {}  # rows by stage, once ways differ
+        self._there: dict[int, int] = {}
+        self._ns: dict[int, int] = {}
         self._total = 0  # of all stages, as long as there are lines
         self.longest: int | None = None
         self.rows = 0
@@ -65,31 +67,42 @@ class BatchTimes:
 
     def add(self, query: Query, way: Route) -> None:
         """``query``, which runs ``way``, is among them."""
-        length_of, rows = self._known.length_of, self.ways.get(way)
-        length = None if length_of is None else length_of(query)
-        if length is not None and (self.longest is None or length > self.longest):
-            self.longest = length
-            self._lines.clear()
+        length_of, mine, rows = self._known.length_of, query.rows, self.ways.get(way)
+        if length_of is not None:
+            length = length_of(query)
+            if length is not None and (self.longest is None or length > self.longest):
+                self.longest = length
+                self._lines.clear()
         if rows is None:
             rows = 0
-            if self._lines:
+            if self.longest is not None:
+                self._lines.clear()  # what comes to a stage may be longer on another way
+            elif self._lines:
                 self._learn(way)
-        self.ways[way] = rows + query.rows
-        self.rows += query.rows
+        self.ways[way] = rows + mine
+        self.rows += mine
         if self._there:
-            self._count(way, query.rows)
+            self._count(way, mine)
 
     def ns(self, way: Route) -> int:
         """Nanoseconds until those who run ``way`` have done so."""
         if len(self.ways) < 2:
             return at(self._known.costs.line(way, self.longest), self.rows)
         self._look()
-        before: Iterable[int] = way
-        if way and self._known.lanes == 1:
-            position = self._known.position
-            last = position[way[-1]]
-            before = (stage for stage in self._there if position[stage] <= last)
-        return sum([at(self._lines[stage], self._there[stage]) for stage in before])
+        if not way or self._known.lanes > 1:
+            return sum(map(self._ns.__getitem__, way))
+        position = self._known.position
+        last = position[way[-1]]
+        return sum([ns for stage, ns in self._ns.items() if position[stage] <= last])
+
+    def late(self, bounds: Mapping[Route, int], begin: int) -> bool:
+        """Whether some of those who run these ways from ``begin`` on end after their bounds."""
+        if not bounds:
+            return False
+        whole = begin + self.whole()  # no way ends later
+        if whole <= min(bounds.values()):
+            return False
+        return any(bound < whole and begin + self.ns(way) > bound for way, bound in bounds.items())
 
     @property
     def stages(self) -> Iterable[int]:
@@ -120,19 +133,23 @@ class BatchTimes:
         if not self._lines:
             for way in self.ways:
                 self._learn(way)
-            self._total = sum([at(self._lines[s], rows) for s, rows in self._there.items()])
+            lines = self._lines
+            self._ns = {stage: at(lines[stage], rows) for stage, rows in self._there.items()}
+            self._total = sum(self._ns.values())
 
     def _learn(self, way: Route) -> None:
         parts = self._known.costs.parts(way, self.longest)
         self._lines.update(zip(way, parts, strict=True))
 
     def _count(self, way: Route, rows: int) -> None:
+        there, lines, spent = self._there, self._lines, self._ns
         for stage in way:
-            before = self._there.get(stage, 0)
-            after = self._there[stage] = before + rows
-            line = self._lines.get(stage)
+            after = there[stage] = there.get(stage, 0) + rows
+            line = lines.get(stage)
             if line is not None:
-                self._total += at(line, after) - at(line, before)
+                ns = line[after] if after < len(line) else at(line, after)
+                self._total += ns - spent.get(stage, 0)
+                spent[stage] = ns
 
 
 class JoinTimes:
@@ -198,16 +215,20 @@ class JoinTimes:
 
     def end(self, way: Route) -> int:
         """When those who run ``way`` from there on have done so."""
+        return self._caught_up() + self.all.ns(way)
+
+    def _caught_up(self) -> int:
+        """When the newcomers are where the others wait."""
         costs, theirs = self._known.costs, self._theirs
         behind = self._now + theirs.ns(self._before)
         if self._there_ns > self._now:
             last = at(costs.line(self._before[-1:], theirs.longest), theirs.rows)
             behind = max(behind, self._there_ns + last)
-        return behind + self.all.ns(way)
+        return behind
 
     def makes_late(self) -> bool:
         """Whether somebody aboard who would be in time without newcomers is late with them."""
-        return any(self.end(way) > bound for way, bound in self._bounds.items())
+        return self.all.late(self._bounds, self._caught_up())
 
 
 def in_time(now: int, known: Known, aboard: Iterable[Query] = ()) -> Admit:
@@ -226,13 +247,13 @@ def in_time(now: int, known: Known, aboard: Iterable[Query] = ()) -> Admit:
 
     def bind(query: Query, way: Route) -> None:
         bound = query.deadline_ns
-        if now + times.ns(way) <= bound < bounds.get(way, bound + 1):
+        if bound < bounds.get(way, bound + 1) and now + times.ns(way) <= bound:
             bounds[way] = bound
 
     def admit(rows: int, query: Query) -> bool:
         way = known.route_of(query)
         times.add(query, way)
-        if any(now + times.ns(way) > bound for way, bound in bounds.items()):
+        if times.late(bounds, now):
             return False
         bind(query, way)
         return True

@@ -232,3 +232,6 @@ def test_what_is_counted_query_by_query_is_what_all_take() -> None:
         expected = sum(costs.line((s,), longest)[b] for s, b in rows.items())
         assert times.whole() == expected
         assert times.ns(times.latest()) == expected
+        for way in times.ways:
+            end = 5 + sum(costs.line((s,), longest)[rows[s]] for s in range(1, way[-1] + 1))
+            assert times.late({way: end - 1}, 5) and not times.late({way: end}, 5)
