@@ -141,6 +141,7 @@ class Pipeline:
         self._owed: list[list[int]] = [[] for _ in range(levels)]
         self._checked: list[int | None] = [None] * levels
         self._empties: list[tuple[int, int]] = []
+        self._restless: set[int] = set()  # levels whose executors are inactive, or owe a release
 
     @property
     def at_rest(self) -> bool:
@@ -207,6 +208,8 @@ class Pipeline:
         self._consume(level, pair)
         more = level + 1 == self.levels or self._any_legal(level)
         self.executors[level] = advance(self.executors[level], E.DONE if more else E.DONE_NONE)
+        if not more:
+            self._restless.add(level)
         self._settle()
 
     def skip(self, level: int, pair: int) -> bool:
@@ -246,6 +249,7 @@ class Pipeline:
         self._held[level][pair] = False
         if level:
             self._owed[level].append(pair)
+            self._restless.add(level)
         if level + 1 < self.levels:
             self.buffers[level + 1][pair] = self._before.pop((level, pair))
             self._held[level + 1][pair] = True
@@ -265,15 +269,16 @@ class Pipeline:
         moved = True
         while moved:
             moved = False
-            for level in reversed(range(self.levels)):
-                if self.executors[level] is X.INACTIVE and self._any_legal(level):
+            for level in sorted(self._restless, reverse=True):
+                if self.executors[level] is X.INACTIVE:
+                    if not self._any_legal(level):
+                        continue
                     self.executors[level] = advance(X.INACTIVE, E.LEGAL)
-                    moved = True
-                if self._owed[level] and self.executors[level] is not X.INACTIVE:
-                    for pair in self._owed[level]:
-                        self._release(level - 1, pair)
-                    self._owed[level].clear()
-                    moved = True
+                for pair in self._owed[level]:
+                    self._release(level - 1, pair)
+                self._owed[level].clear()
+                self._restless.discard(level)
+                moved = True
             for i, (level, pair) in enumerate(self._empties):
                 if self.legal(level, pair):
                     self._read(level, pair)
