@@ -7,8 +7,9 @@ arrives again at its next stage before the next decision or has left the worker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from blockflow.batching.policy import Query
+from blockflow.batching.policy import Query, rows_of
 
 
 class Convoy:
@@ -17,7 +18,7 @@ class Convoy:
     Attributes:
         waiting: by key, those that wait, in the order of a batch.
         running: by key, those in the batch that runs.
-        landed: keys that have run and may arrive again.
+        landed: by key, those that have run and may arrive again.
         stage: where it runs or ran last.
     """
 
@@ -26,13 +27,13 @@ class Convoy:
     def __init__(self) -> None:
         self.waiting: dict[int, Query] = {}
         self.running: dict[int, Query] = {}
-        self.landed: set[int] = set()
+        self.landed: dict[int, Query] = {}
         self.stage = 0
 
     @property
     def rows(self) -> int:
         """Rows that wait or run."""
-        return sum([q.rows for part in (self.waiting, self.running) for q in part.values()])
+        return sum(map(rows_of, chain(self.waiting.values(), self.running.values())))
 
     @property
     def empty(self) -> bool:
@@ -54,8 +55,9 @@ class Convoys:
     def join(self, convoy: Convoy, queries: Iterable[Query]) -> None:
         """Let waiting queries travel in ``convoy`` from now on."""
         joining = {query.key: query for query in queries}
-        for key in joining.keys() & self._of.keys():
-            self._of[key].waiting.pop(key, None)
+        if not self._of.keys().isdisjoint(joining):
+            for key in joining.keys() & self._of.keys():
+                self._of[key].waiting.pop(key, None)
         convoy.waiting |= joining
         self._of |= dict.fromkeys(joining, convoy)
 
@@ -77,8 +79,7 @@ class Convoys:
         else:
             return None
         self._running.remove(convoy)
-        convoy.landed = set(convoy.running)
-        convoy.running = {}
+        convoy.landed, convoy.running = convoy.running, {}
         self._landed.append(convoy)
         return convoy
 
@@ -88,12 +89,10 @@ class Convoys:
         convoy = self._of.get(key if origin is None else origin)
         if convoy is None:
             return False  # from another policy's stage, or it has run alone
-        if origin is None and key in convoy.landed:
-            convoy.landed.remove(key)
-        elif convoy in self._landed:
+        if origin is not None or key not in convoy.landed:
+            if convoy not in self._landed:
+                return False
             self._of[key] = convoy  # a branch of a path that has just forked: with the trunk's
-        else:
-            return False
         convoy.waiting[key] = query
         return True
 
@@ -101,9 +100,10 @@ class Convoys:
         """Convoys that have landed since the last call; what has not arrived has left."""
         settled, self._landed = self._landed, []
         for convoy in settled:
-            for key in convoy.landed:
-                self._of.pop(key, None)
-            convoy.landed = set()
+            if not convoy.landed.keys() <= convoy.waiting.keys():
+                for key in convoy.landed.keys() - convoy.waiting.keys():
+                    self._of.pop(key, None)
+            convoy.landed = {}
         return settled
 
     def drop(self, key: int) -> Convoy | None:

@@ -23,7 +23,7 @@ from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
 from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
-from blockflow.batching.policy import Decision, Query, Run, WaitUntil
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil, rows_of
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
@@ -170,7 +170,7 @@ class DvabatchPolicy(QueueingPolicy):
         """A part has run a stage: who goes on waits before a later one, in one part or several."""
         part.level += 1
         part.at = part.level
-        levels = sorted({self._position[q.stage] for q in part.waiting.values()})
+        levels = sorted(map(self._position.__getitem__, {q.stage for q in part.waiting.values()}))
         if not levels:  # all have left the worker, or failed
             self._dissolve(part)
             return
@@ -261,14 +261,14 @@ class DvabatchPolicy(QueueingPolicy):
         requests of several, the two real parts' times are added instead of doubling one.)"""
         if len(queries) < 2:
             return len(queries)
-        heads = list(accumulate([q.rows for q in queries]))
+        heads = list(accumulate(map(rows_of, queries)))
         total = heads[-1]
         count = max(1, bisect_right(heads, (total + 1) // 2, 0, len(queries) - 1))
         head = heads[count - 1]
-        route = self._routes(queries)
+        known, route = self._known, self._routes(queries)
 
         def time(part: Sequence[Query], rows: int) -> int:
-            return at(self._known.line(route, part), rows)
+            return at(known.line(route, part), rows)
 
         halves = time(queries[:count], head) + time(queries[count:], total - head)
         return count if time(queries, total) >= halves else len(queries)

@@ -102,7 +102,7 @@ class BatchTimes:
         whole = begin + self.whole()  # no way ends later
         if whole <= min(bounds.values()):
             return False
-        return any(bound < whole and begin + self.ns(way) > bound for way, bound in bounds.items())
+        return any(begin + self.ns(way) > b for way, b in bounds.items() if b < whole)
 
     @property
     def stages(self) -> Iterable[int]:

@@ -132,13 +132,13 @@ class QueueingPolicy(Policy):
         return []
 
     def arrive(self, query: Query, now: int) -> None:
+        if self._convoys.arrive(query):
+            self._met.add(query.stage)
+            return
         if query.first or query.origin == ELSEWHERE:  # a newcomer here, if not in the worker
             # Not ``now``: what waits when the policy changes arrives here all at once.
             self._arrivals.add(query.rows, query.ready_ns)
-        if self._convoys.arrive(query):
-            self._met.add(query.stage)
-        else:
-            self._room.add(query)
+        self._room.add(query)
 
     def drop(self, key: int, now: int) -> None:
         if self._room.remove(key) is None:

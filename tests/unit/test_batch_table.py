@@ -63,7 +63,7 @@ def test_rows_that_run_count() -> None:
     convoys.start(part, queries)
     assert part.row.size == 5 and not part.waiting
     assert convoys.done(1, [1, 2]) is part
-    assert part.landed == {1, 2}
+    assert set(part.landed) == {1, 2}
     again = queries[1]._replace(stage=2, first=False)
     assert convoys.arrive(again) and not convoys.arrive(query(9, 0))
     branch = queries[1]._replace(key=7, stage=3, first=False, origin=2)
