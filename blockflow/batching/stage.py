@@ -136,7 +136,7 @@ class Pipeline:
         self.pairs = range(pairs)
         self.executors = [X.ACTIVE] * levels
         self.buffers = [[B.AVAILABLE] * pairs for _ in range(levels)]
-        self._held = [[False] * pairs for _ in range(levels)]
+        self._held: list[set[int]] = [set() for _ in self.pairs]  # levels before which batches rest
         self._before: dict[tuple[int, int], Buffer] = {}
         self._owed: list[list[int]] = [[] for _ in range(levels)]
         self._checked: list[int | None] = [None] * levels
@@ -149,7 +149,7 @@ class Pipeline:
         return (
             all(x is X.ACTIVE for x in self.executors)
             and all(b is B.AVAILABLE for row in self.buffers for b in row)
-            and not any(map(any, self._held))
+            and not any(self._held)
         )
 
     def legal(self, level: int, pair: int) -> bool:
@@ -161,7 +161,7 @@ class Pipeline:
             return True
         # Data that rests in the output still waits for the next executor.
         output = self.buffers[after][pair]
-        return (output is B.AVAILABLE or output is B.INVALID) and not self._held[after][pair]
+        return (output is B.AVAILABLE or output is B.INVALID) and after not in self._held[pair]
 
     def _any_legal(self, level: int) -> bool:
         return any(map(self.legal, repeat(level), self.pairs))
@@ -169,14 +169,14 @@ class Pipeline:
     def enter(self, level: int, avoid: Container[int] = ()) -> int | None:
         """Put a batch before ``level``: the pair that it travels on, None when all are taken."""
         for pair in self.pairs:
-            if pair not in avoid and not self._held[level][pair] and self.legal(level, pair):
-                self._held[level][pair] = True
+            if pair not in avoid and level not in self._held[pair] and self.legal(level, pair):
+                self._held[pair].add(level)
                 return pair
         return None
 
     def full(self, level: int) -> bool:
         """Whether a batch rests on every pair before ``level``."""
-        return all(self._held[level])
+        return all(level in held for held in self._held)
 
     def working(self, level: int) -> bool:
         """Whether the executor runs a batch."""
@@ -246,16 +246,20 @@ class Pipeline:
 
     def _consume(self, level: int, pair: int) -> None:
         self.buffers[level][pair] = use(self.buffers[level][pair], U.CONSUMED)
-        self._held[level][pair] = False
-        if level:
-            self._owed[level].append(pair)
-            self._restless.add(level)
+        self._let_go(level, pair)
         if level + 1 < self.levels:
             self.buffers[level + 1][pair] = self._before.pop((level, pair))
-            self._held[level + 1][pair] = True
+            self._held[pair].add(level + 1)
         else:
             # Nobody comes after the last executor: it is active again at once.
             self.buffers[level][pair] = use(self.buffers[level][pair], U.RELEASE)
+
+    def _let_go(self, level: int, pair: int) -> None:
+        """The batch rests before ``level`` no more; the executor tells the one before it."""
+        self._held[pair].discard(level)
+        if level:
+            self._owed[level].append(pair)
+            self._restless.add(level)
 
     def _release(self, level: int, pair: int) -> None:
         state = self.buffers[level][pair]
@@ -281,10 +285,13 @@ class Pipeline:
                 moved = True
             for i, (level, pair) in enumerate(self._empties):
                 if self.legal(level, pair):
-                    self._read(level, pair)
-                    self._consume(level, pair)
                     del self._empties[i]
-                    if level + 1 < self.levels:
-                        self._empties.append((level + 1, pair))
+                    if level == max(self._held[pair]) > max(self._restless, default=-1):
+                        self._let_go(level, pair)  # to the end, where it would leave all as it was
+                    else:
+                        self._read(level, pair)
+                        self._consume(level, pair)
+                        if level + 1 < self.levels:
+                            self._empties.append((level + 1, pair))
                     moved = True
                     break

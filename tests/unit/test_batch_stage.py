@@ -118,6 +118,20 @@ def test_a_batch_that_is_gone_frees_its_checking_executor_and_its_pair() -> None
     assert row.at_rest
 
 
+def test_who_leaves_early_is_not_followed_through_all_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a tree of 200 heads each would be followed through all heads behind its own."""
+    row, asked = Pipeline(200, 2), list[int]()
+    legal = row.legal
+    monkeypatch.setattr(row, "legal", lambda level, pair: asked.append(level) or legal(level, pair))
+    assert row.enter(3) == 0
+    row.start(3, 0)
+    row.finish(3, 0)
+    row.vacate(4, 0)
+    assert row.at_rest and len(asked) < 10
+
+
 def test_stages_can_be_entered_late_left_early_and_skipped() -> None:
     row = Pipeline(4, 1)
     assert row.enter(2) == 0
