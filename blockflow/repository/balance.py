@@ -58,7 +58,8 @@ def split_evenly(
         parts: number of stages, at least 1.
         examples: inputs of all :func:`blockflow.repository.probe.probe_bindings`.
         timed: the input to measure with (one row, as a rule).
-        unfold: what to cut where submodules cannot be opened; None: they stay one piece.
+        unfold: what to cut where submodules cannot be opened, or leave too few places; None: they
+            stay one piece.
 
     Raises:
         ExportError: NOT_SPLITTABLE when the model has fewer legal cuts than asked for.
@@ -73,12 +74,13 @@ def split_evenly(
         found.append(_evenly(traced, seconds, parts))
     except ExportError as e:
         refused.append(e)
-    if whole and unfold is not None:
+    if unfold is not None and (whole or not found):
         try:
             operators = unfold()
             found.append(_evenly(operators, _measure(operators, timed), parts))
         except ExportError as e:
-            if refused and isinstance(e, Untraced) and not isinstance(refused[0], Untraced):
+            untold = refused and not isinstance(refused[0], Untraced)
+            if whole and untold and isinstance(e, Untraced):
                 refused[0].message += f": what stays whole can be neither traced {e.message}"
             refused.append(e)
     if not found:

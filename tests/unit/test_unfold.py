@@ -207,6 +207,23 @@ def test_of_two_refusals_the_users_own_names_are_told() -> None:
         split_evenly(Values().eval(), 2, examples, examples[0], way(Values(), spec, examples))
 
 
+@pytest.mark.usefixtures("even")
+def test_a_size_of_the_input_that_is_asked_for_late_hinders_no_parts() -> None:
+    class AsLarge(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).expand(x.shape)
+
+    spec = TensorSpec("float32", ("rows", 4))
+    examples = [example_input(spec, binding) for binding in probe_bindings(spec)]
+    model = AsLarge(nn.Linear(4, 8), nn.Linear(8, 4)).eval()
+    with pytest.raises(ExportError, match="the model has 0 legal ones"):
+        split_evenly(model, 2, examples, examples[0])
+    stages = split_evenly(model, 2, examples, examples[0], way(model, spec, examples))
+    x = torch.randn(3, 4)
+    assert stages[0](x).shape == (3, 8)
+    assert torch.equal(chain(stages, x), model(x))
+
+
 def test_why_there_are_no_more_parts() -> None:
     class Values(nn.Module):
         def __init__(self) -> None:
