@@ -13,6 +13,7 @@ from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
 from blockflow.client.sharing import SharedMemory, Wish
 from blockflow.client.tap import Tap
+from blockflow.core.text import a_kind
 
 
 class BaseClient:
@@ -46,7 +47,7 @@ class BaseClient:
     def __reduce__(self) -> NoReturn:
         """For copy, deepcopy and whoever would send it to another process."""
         raise TypeError(
-            f"cannot copy or pickle a {type(self).__name__}: it owns a connection and a thread; "
+            f"cannot copy or pickle {a_kind(self)}: it owns a connection and a thread; "
             "make one in each process (share one between threads), and pass on its address instead"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from blockflow.client.sharing import Slot
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
+from blockflow.core.text import a_kind
 from blockflow.wire.client import MAX_TRIES
 from blockflow.wire.tensor import TensorDesc
 
@@ -63,7 +64,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # a number of more digits than Python writes, say
-        return f"a {type(value).__name__} that cannot be shown"
+        return f"{a_kind(value)} that cannot be shown"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

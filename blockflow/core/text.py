@@ -28,6 +28,12 @@ def worth_a_line(count: int) -> bool:
     return count & (count - 1) == 0
 
 
+def a_kind(value: object) -> str:
+    """Of what type ``value`` is, with an article: ``a dict``, ``an int``."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
+
+
 _HALF = re.compile("[\ud800-\udfff]")
 
 

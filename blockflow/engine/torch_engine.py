@@ -20,6 +20,7 @@ from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.masks import is_mask
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
+from blockflow.core.text import a_kind
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.lean import OutRefused
 
@@ -145,7 +146,7 @@ class TorchEngine(Engine):
                 hint="" if self._cast is None else self._other_precision(),
             ) from e
         if not isinstance(y, Tensor):
-            raise self._mismatch(f"the result is a {type(y).__name__}, not a tensor")
+            raise self._mismatch(f"the result is {a_kind(y)}, not a tensor")
         if tuple(y.shape) != dims:
             raise self._mismatch(f"dims are {list(y.shape)}, the contract says {list(dims)}")
         if y.dtype != self._dtype and self._cast is None:

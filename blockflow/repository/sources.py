@@ -17,6 +17,7 @@ from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.guess import Guesses
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.core.scarcity import no_room
+from blockflow.core.text import a_kind
 from blockflow.repository.probe import told_of
 from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
@@ -264,7 +265,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         hint = Guesses(dir(made)).hint(part)
         raise failed(f"module {module_name!r} has no {attribute!r}", hint) from e
     if not callable(made):
-        raise failed(f"{attribute!r} is a {type(made).__name__}, not a function or class")
+        raise failed(f"{attribute!r} is {a_kind(made)}, not a function or class")
     try:
         with torch.random.fork_rng(devices=[]), chdir("."):
             torch.manual_seed(seed)
@@ -273,7 +274,7 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
         hint = _INSTALLED if isinstance(e, ModuleNotFoundError) else "check its arguments"
         raise failed(f"the factory raised {type(e).__name__}: {e}", hint) from e
     if not isinstance(model, nn.Module):
-        why = f"the factory returned a {type(model).__name__}, not a torch.nn.Module"
+        why = f"the factory returned {a_kind(model)}, not a torch.nn.Module"
         raise failed(why, "write a function that calls it and returns the model alone")
     model = _unwrapped(model)
     for module in model.modules():

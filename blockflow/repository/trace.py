@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from blockflow.core.errors import ExportError
+from blockflow.core.text import a_kind
 from blockflow.repository.record import record
 from blockflow.repository.traced import Traced, Untraced, first_line
 
@@ -90,11 +91,12 @@ def refuse_result(result: object, code: str, where: str) -> None:
     """Raises ExportError, of ``code``, when a model has returned anything but one tensor."""
     if isinstance(result, Tensor):
         return
-    kind = type(result).__name__.removeprefix("immutable_")  # fx's own dict and list
+    kind = "None" if result is None else a_kind(result)
+    kind = kind.replace("an immutable_", "a ")  # fx's own dict and list
     plain = all(isinstance(x, _PLAIN) or _is_numpys(x) for x in tree_leaves(result))
     raise ExportError(
         code,
-        f"the model returns {'None' if result is None else f'a {kind}'}, not one tensor",
+        f"the model returns {kind}, not one tensor",
         where=where,
         hint="let its forward return a tensor with a row for each row of the input, made by torch "
         "operations (no float(), item(), tolist() or numpy())"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
+from blockflow.core.text import a_kind
 from blockflow.repository.record import Seen, same_elements, tensors_of
 from blockflow.repository.sources import LoadedModel, model_errors
 
@@ -118,7 +119,7 @@ def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
         elif len(args) != 1:
             call.odd = f"is called with {len(args)} arguments"
         elif not isinstance(args[0], Tensor):
-            call.odd = f"is called with a {type(args[0]).__name__}"
+            call.odd = f"is called with {a_kind(args[0])}"
         else:
             call.inputs.append(Seen.now(args[0]))
 
@@ -127,7 +128,7 @@ def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
             call.outputs.append(Seen.now(out))
             call.order.append(name)
         else:
-            call.gave = f"returns a {type(out).__name__}"
+            call.gave = f"returns {a_kind(out)}"
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from blockflow.core.errors import ExportError
 from blockflow.core.masks import is_mask
+from blockflow.core.text import a_kind
 
 _SHOWN = 5
 _GLOBAL = re.compile(r"\bGLOBAL (\S+)")
@@ -269,7 +270,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):
-        raise _NoStateDict(f"it holds a {type(state).__name__}, not a state dict")
+        raise _NoStateDict(f"it holds {a_kind(state)}, not a state dict")
     inner = [
         repr(name)
         for name, entry in state.items()
@@ -280,9 +281,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise _NoStateDict(f"it is a checkpoint of a training, with {which} in it: save that alone")
     for name, tensor in state.items():
         if not isinstance(name, str):
-            raise _NoStateDict(f"the name of entry {name!r} is a {type(name).__name__}, not text")
+            raise _NoStateDict(f"the name of entry {name!r} is {a_kind(name)}, not text")
         if not isinstance(tensor, Tensor):
-            raise _NoStateDict(f"entry {name!r} is a {type(tensor).__name__}, not a tensor")
+            raise _NoStateDict(f"entry {name!r} is {a_kind(tensor)}, not a tensor")
         if tensor.is_meta:
             raise _NoStateDict(f"entry {name!r} has dims and no values (it is on 'meta')")
         if tensor.is_quantized:

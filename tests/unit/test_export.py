@@ -353,8 +353,8 @@ class Evil:
 _SAID = {
     "saved.pt": ("it asks for posix.system", "never code"),
     "list.pt": ("it holds a list",),
-    "number.pt": ("entry 'weight' is a int",),
-    "unnamed.pt": ("the name of entry 7 is a int",),
+    "number.pt": ("entry 'weight' is an int",),
+    "unnamed.pt": ("the name of entry 7 is an int",),
     "missing.pt": ("the file cannot be read: FileNotFoundError",),
     "training.pt": ("a checkpoint of a training, with 'model_state_dict' in it",),
     "lightning.ckpt": ("what kind of file '.ckpt' is",),

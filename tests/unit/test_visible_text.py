@@ -7,7 +7,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from blockflow.cli.main import main
-from blockflow.core.text import visible
+from blockflow.core.text import a_kind, visible
 from blockflow.monitor.screen import status_screen
 
 
@@ -49,3 +49,12 @@ def test_a_crashes_log_is_shown_as_it_is() -> None:
     console.print(status_screen(status, 120))
     text = console.export_text()
     assert "\\x1b[2Jboo" in text and "\x1b[2J" not in text
+
+
+def test_a_type_has_its_article() -> None:
+    assert [a_kind(value) for value in (1, {}, nn.Identity(), ())] == [
+        "an int",
+        "a dict",
+        "an Identity",
+        "a tuple",
+    ]
