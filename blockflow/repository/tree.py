@@ -107,8 +107,22 @@ def observe(loaded: LoadedModel, blocks: Mapping[str, str], examples: Sequence[T
                 f"submodule {blocks[name]!r} runs {call.runs / len(examples):g} times per input; "
                 "a block runs once",
                 where=name,
+                hint=_instead(blocks[name], known[blocks[name]], call.runs),
             )
     return Observed(calls, returned)
+
+
+def _instead(path: str, module: nn.Module, runs: int) -> str:
+    """What to name where a submodule does not run once."""
+    if runs:
+        return (
+            "leave it without a name, and what it does goes into the blocks around it; or call it "
+            "in one submodule, and name that"
+        )
+    inner = [f"{path}.{name}" for name, _ in module.named_children()]
+    if inner:
+        return f"a list, or what is not called itself, has parts that are: NAME={inner[-1]}, say"
+    return "the forward does not call it"
 
 
 def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:

@@ -99,18 +99,6 @@ def test_heads_that_branch_from_a_trunk(repo: BlockRepository) -> None:
     assert [repo.manifest(n).chain.position for n in ("trunk1", "trunk2", "head_high")] == [1, 2, 3]
 
 
-def test_submodules_that_are_no_blocks(repo: BlockRepository) -> None:
-    twice = nn.Linear(4, 4)
-    for blocks, words in (
-        ({"x": "nothing"}, "no submodule"),
-        ({"x": "0"}, "runs 2 times per input"),
-    ):
-        model = loaded(nn.Sequential(twice, twice))
-        error = refused("NOT_SPLITTABLE", lambda b=blocks, m=model: export_tree(m, repo, blocks=b))
-        assert words in error.message
-    assert repo.names() == []
-
-
 class WritesInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -169,3 +169,35 @@ def test_what_the_model_computes_after_a_last_block_is_told(
     _, report = exported(repo, way)
     assert report.partial == partial
     assert report.to_dict()["partial"] == partial
+
+
+class Called(nn.Module):
+    """Of its submodules none is called once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.heads = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.unused = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.twice(x))
+        return self.heads[0](x) + self.heads[1](x)
+
+
+@pytest.mark.parametrize(
+    ("named", "why", "helps"),
+    [
+        ("nothing", "no submodule", "top-level submodules: twice, heads, unused"),
+        ("twice", "runs 2 times per input", "without a name"),
+        ("heads", "runs 0 times per input", "NAME=heads.1"),
+        ("unused", "runs 0 times per input", "does not call it"),
+    ],
+)
+def test_submodules_that_are_no_blocks(
+    repo: BlockRepository, named: str, why: str, helps: str
+) -> None:
+    loaded = LoadedModel(Called().eval(), "called", TensorSpec("float32", ("rows", 4)))
+    with pytest.raises(ExportError, match=why) as e:
+        export_tree(loaded, repo, blocks={"x": named})
+    assert e.value.code == "NOT_SPLITTABLE" and helps in e.value.hint
+    assert repo.names() == []
