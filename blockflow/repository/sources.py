@@ -193,8 +193,10 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
 
 def _out_of_a_table(e: BaseException, x: Tensor) -> str:
     """A hint where ``x`` probably holds an index that the model has no entry for; else ''."""
-    if not isinstance(e, IndexError) or x.is_floating_point() or not x.numel():
+    if not isinstance(e, IndexError) or not x.numel():
         return ""
+    if x.is_floating_point():
+        return told_of(x) + ": indices that are made of them need a clamp() in the model"
     return told_of(x) + ": they have to be indices that the model has an entry for"
 
 

@@ -68,15 +68,25 @@ class Weekdays(nn.Module):
         self.table = nn.Parameter(torch.zeros(7, 2))
 
     def forward(self, days: Tensor) -> Tensor:
-        return nn.functional.embedding(days, self.table).sum(1)
+        return nn.functional.embedding(days.long(), self.table).sum(1)
 
 
-def test_an_index_outside_of_the_models_table_is_explained(repo: BlockRepository) -> None:
-    model = LoadedModel(Weekdays().eval(), "t", TOKENS, int_below=WORDS)
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [
+        ("int64", r"integers from \d+ to \d+ \(--int-below\)"),
+        ("float32", r"every second one negative: .* clamp\(\)"),
+    ],
+)
+def test_an_index_outside_of_the_models_table_is_explained(
+    repo: BlockRepository, dtype: str, hint: str
+) -> None:
+    days = TensorSpec(dtype, ("rows", "length"))
+    model = LoadedModel(Weekdays().eval(), "t", days, int_below=WORDS)
     with pytest.raises(ExportError, match="index out of range") as e:
         export_model(model, repo, prefix="w")
     assert e.value.code == "EXPORT_FAILED"
-    assert re.search(r"integers from \d+ to \d+ \(--int-below\)", e.value.hint)
+    assert re.search(hint, e.value.hint)
 
 
 def test_models_of_the_zoo_keep_theirs(repo: BlockRepository) -> None:
