@@ -288,8 +288,9 @@ _UNTOLD = "Cannot create Dim with inconsistent min"
 _CAUSES: Sequence[tuple[str, str]] = (
     (
         "torch.classes.quantized",
-        "quantize_dynamic() scales by all rows of a batch, which are several clients': export the "
-        "model as it was before, then blockflow convert --to onnx-int8",
+        "torch's quantised modules: export the model as it was before, then blockflow convert --to "
+        "onnx-int8; or torchscript-traced, which takes those whose scales are fixed "
+        "(quantize_dynamic() scales by all rows of a batch, which are several clients')",
     ),
     ("numpy", "the forward leaves torch for numpy: compute it with torch, or outside of the model"),
     ("Failed serializing node", "make sizes of whole numbers: -(-n // 8), not math.ceil(n / 8)"),

@@ -186,7 +186,7 @@ class Multiple(nn.Module):
 @pytest.mark.parametrize(
     ("make", "spec", "hint"),
     [
-        (quantised, ROW, "several clients': export the model as it was before"),
+        (quantised, ROW, "export the model as it was before"),
         (Masked, TensorSpec("float32", ("rows", 3, 4)), "is_causal=True"),
         (Multiple, TensorSpec("float32", ("rows", "n"), {"n": (8, 40)}), "not math.ceil(n / 8)"),
     ],
