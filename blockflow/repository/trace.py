@@ -71,20 +71,27 @@ def refuse_open_forward(module: nn.Module, where: str) -> None:
 
 
 def refuse_more_inputs(module: nn.Module, where: str) -> None:
-    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input."""
+    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input, or
+    one by its name."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # a compiled method, which no Python describes
         return
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    required = [p for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    names = ", ".join(p.name for p in required)
     if len(required) > 1:
-        raise ExportError(
-            "NOT_SPLITTABLE",
-            f"forward takes {len(required)} inputs ({', '.join(required)}); a block takes one",
-            where=where,
-            hint="wrap the model so that one tensor goes in",
+        why = f"forward takes {len(required)} inputs ({names}); a block takes one"
+        hint = (
+            "wrap the model: a forward that takes one tensor, hands on parts of it "
+            "(x[:, :8], x[:, 8:].long().clamp(0, 99)), and sets what is always the same"
         )
+    elif required and required[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        why = f"forward takes its input by name alone ({names}); a block gives it without"
+        hint = f"wrap the model: a forward that takes x and calls it with {names}=x"
+    else:
+        return
+    raise ExportError("NOT_SPLITTABLE", why, where=where, hint=hint)
 
 
 def refuse_result(result: object, code: str, where: str) -> None:

@@ -167,8 +167,21 @@ class Dict_(nn.Module):
         return {"a": x, "b": self.b(x)}
 
 
-def test_two_inputs() -> None:
-    assert "forward takes 2 inputs (x, y)" in refused(TwoInputs(), ["fc"]).message
+class ByName(TwoInputs):
+    def forward(self, *, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "why", "helps"),
+    [
+        (TwoInputs, "forward takes 2 inputs (x, y)", "parts of it (x[:, :8]"),
+        (ByName, "takes its input by name alone (x)", "calls it with x=x"),
+    ],
+)
+def test_other_than_one_input(model: type[nn.Module], why: str, helps: str) -> None:
+    error = refused(model(), ["fc"])
+    assert why in error.message and helps in error.hint
 
 
 def test_optional_inputs_keep_their_defaults() -> None:
