@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
-from blockflow.core.guess import FEW, Guesses
+from blockflow.core.guess import FEW, Guesses, near
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import BlockInfo
 
@@ -115,6 +115,9 @@ ENGINES: Mapping[str, EngineKind] = {
 UNLOADED = "cannot load it: "
 DIFFERS = "differs by "
 """What the reasons against an engine begin with."""
+
+AS_IT_IS = "stay with engine 'exported', which runs the block as it is"
+"""What is left where no variant can be made."""
 
 CUDA_ONLY = ("cuda_graph", "compile")
 """Options that make sense on a GPU alone: on a CPU, compile ahead of time (engine ``compiled``)."""
@@ -302,12 +305,6 @@ def _are_rows(value: Any) -> bool:
         and 1 <= len(value) <= MOST_FIXED_ROWS
         and all(type(n) is int and 1 <= n <= MAX_ROWS for n in value)
     )
-
-
-def near(word: str, known: Sequence[str], guesses: Guesses | None = None) -> str:
-    """A hint: what was probably meant, or all there is. ``guesses``: those over ``known``."""
-    all_of_them = f"known: {', '.join(known)}" if known else "there are none"
-    return (guesses or Guesses(known)).hint(word) or all_of_them
 
 
 def _missing_file(

@@ -10,7 +10,7 @@ are made.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 COMPARED = 32
@@ -58,3 +58,9 @@ class Guesses:
         first = bisect_left(self.known, word) - COMPARED // 2
         first = min(max(first, 0), len(self.known) - COMPARED)
         return self.known[first : first + COMPARED]
+
+
+def near(word: str, known: Sequence[str], guesses: Guesses | None = None) -> str:
+    """A hint: what was probably meant, or all there is. ``guesses``: those over ``known``."""
+    all_of_them = f"known: {', '.join(known)}" if known else "there are none"
+    return (guesses or Guesses(known)).hint(word) or all_of_them

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from blockflow.core.caches import private_compiler_cache
-from blockflow.core.engines import ENGINES
+from blockflow.core.engines import AS_IT_IS, ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
@@ -45,10 +45,9 @@ _AROUND_CONVOLUTIONS = ("Add", "Relu", "Clip", "MaxPool", "AveragePool", "Global
 _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(
         ("onnx", "onnx-int8"),
-        "convert with --to aoti (machine code, for this machine only), or stay with engine "
-        "'exported', which runs the block as it is",
+        f"convert with --to aoti (machine code, for this machine only), or {AS_IT_IS}",
     ),
-    "aoti": "convert with --to onnx, or stay with engine 'exported', which runs the block as it is",
+    "aoti": f"convert with --to onnx, or {AS_IT_IS}",
 }
 """What helps where a form cannot be written."""
 
@@ -320,7 +319,7 @@ def _unbounded(block: BlockInfo, operator: str) -> ExportError:
         hint="clamp() the indices after they are integers"
         if floats
         else "export the block with --int-below (the size of the vocabulary), which is checked "
-        "then; or clamp() the indices, or stay with engine 'exported'",
+        f"then; or clamp() the indices, or {AS_IT_IS}",
     )
 
 

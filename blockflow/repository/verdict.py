@@ -8,7 +8,7 @@ from math import isfinite
 
 from torch import Tensor
 
-from blockflow.core.engines import DIFFERS, UNLOADED, tolerable
+from blockflow.core.engines import AS_IT_IS, DIFFERS, UNLOADED, tolerable
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.model import Contract, Padding
 from blockflow.repository.differences import Scale, difference
@@ -18,8 +18,6 @@ from blockflow.repository.padding import check_padding
 Run = Callable[[Tensor], Tensor]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Inputs, and what the reference makes of them."""
-
-_AS_IT_IS = "stay with engine 'exported', which runs the block as it is"
 
 _MOST_CHARS = 500
 """Of a reason: an engine's own message may be pages long."""
@@ -75,12 +73,12 @@ def none_fit(block: str, kind: str, refused: Mapping[str, str]) -> ExportError:
     why = "; ".join(f"{engine} {reason}" for engine, reason in refused.items())
     if all(reason.startswith(UNLOADED) for reason in refused.values()):
         told = f"no engine here runs it: {why}"
-        return ExportError("EXPORT_FAILED", told, where=block, hint=_AS_IT_IS)
+        return ExportError("EXPORT_FAILED", told, where=block, hint=AS_IT_IS)
     differ = any(reason.startswith(DIFFERS) for reason in refused.values())
     helps = [
         "give --calibrate with real inputs" if differ and kind == "onnx-int8" else "",
         "allow more with --tolerance" if any(map(tolerable, refused.values())) else "",
-        _AS_IT_IS,
+        AS_IT_IS,
     ]
     return ExportError(
         "EXPORT_MISMATCH",

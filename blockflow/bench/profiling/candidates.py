@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockflow.core.engines import AUTO, ENGINES, PRECISIONS, Selection, near, own_engine, select
+from blockflow.core.engines import AUTO, ENGINES, PRECISIONS, Selection, own_engine, select
 from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.guess import near
 from blockflow.core.jsonarg import json_value
 from blockflow.core.model import BlockInfo
 from blockflow.engine.registry import missing_extra
