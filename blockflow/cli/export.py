@@ -76,7 +76,8 @@ def export(
         str, typer.Option("--input", help=r"The input, e.g. float32\[rows,3,224,224].")
     ] = "",
     range_: Annotated[
-        list[str] | None, typer.Option("--range", help="A dynamic dim, e.g. length=1..512.")
+        list[str] | None,
+        typer.Option("--range", help="A dynamic dim, e.g. length=1..512, or the rows."),
     ] = None,
     int_below: Annotated[
         int, typer.Option(min=0, help="Integer test inputs stay below it (a vocabulary's size).")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from blockflow.core import limits
 from blockflow.core.errors import Problem
-from blockflow.core.model import BlockInfo
+from blockflow.core.model import ROWS, BlockInfo
 from blockflow.core.specs import BlockSpec, TaskSpec
 
 MIB = 1024 * 1024
@@ -43,6 +43,35 @@ def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Prob
             )
         )
     return problems
+
+
+def most_rows(info: BlockInfo) -> int:
+    """Rows of the largest batch that the block computes."""
+    return info.contract.input.ranges.get(ROWS, (1, limits.MAX_ROWS))[1]
+
+
+def laid_out(spec: BlockSpec, info: BlockInfo | None, max_rows: int) -> int:
+    """Rows of the largest batch that the block's worker is laid out for.
+
+    Args:
+        max_rows: the topology's.
+    """
+    wished = spec.max_rows or max_rows
+    return wished if info is None else min(wished, most_rows(info))
+
+
+def bound_problems(spec: BlockSpec, info: BlockInfo, path: str) -> list[Problem]:
+    """Whether the block takes as many rows at once as are asked of it alone."""
+    most = most_rows(info)
+    if spec.max_rows is None or spec.max_rows <= most:
+        return []
+    return [
+        Problem(
+            f"{path}.max_rows",
+            f"{spec.max_rows} rows, but the block was exported for {most} at most",
+            f"give {most} or fewer, or leave max_rows out",
+        )
+    ]
 
 
 def arena_problems(spec: BlockSpec, info: BlockInfo, max_rows: int, path: str) -> list[Problem]:
@@ -101,6 +130,6 @@ def row_problems(task: TaskSpec, rows: Mapping[str, int], path: str) -> list[Pro
             f"{path}.max_rows",
             f"{task.max_rows} rows, but block {block!r} takes {narrow[block]}",
             f"give the block max_rows of {task.max_rows}, or raise $.limits.max_rows, which is the "
-            "default of all",
+            "default of all; what a block was exported for no update raises",
         )
     ]

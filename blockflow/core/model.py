@@ -56,7 +56,7 @@ class TensorSpec:
     """What a block takes or gives: a dtype and dims, of which dim 0 is always ``rows``.
 
     A dim of what it gives may be a formula of what it takes (:mod:`blockflow.core.dims`).
-    ``ranges`` bounds the dynamic dims other than rows: name -> (smallest, largest), inclusive.
+    ``ranges`` bounds the dynamic dims: name -> (smallest, largest), inclusive; the rows from 1.
     """
 
     dtype: str
@@ -78,9 +78,9 @@ class TensorSpec:
             if is_formula(d) and ROWS in names_in(d):
                 raise ValueError(f"dim {d!r} depends on the rows")
         for name, (lo, hi) in self.ranges.items():
-            if name not in self.dynamic:
+            if name not in (ROWS, *self.dynamic):
                 raise ValueError(f"range for {name!r}, which is not a dim")
-            if not 1 <= lo <= hi <= limits.MAX_DIM:
+            if not 1 <= lo <= hi <= limits.MAX_DIM or (name == ROWS and lo > 1):
                 raise ValueError(f"range {lo}..{hi} of {name!r} is empty or out of bounds")
         for d in self.dims:
             if is_formula(d) and min(self.bounds(d)) < 1:

@@ -18,7 +18,14 @@ from blockflow.core.agreement import group_problems
 from blockflow.core.artifacts import Lookup, Pinned, by_name, found_artifacts
 from blockflow.core.entries import from_pydantic, told, uncarried, usable, wrong_fields
 from blockflow.core.errors import Problem, TopologyError
-from blockflow.core.fitting import arena_problems, core_problems, row_problems, size_problems
+from blockflow.core.fitting import (
+    arena_problems,
+    bound_problems,
+    core_problems,
+    laid_out,
+    row_problems,
+    size_problems,
+)
 from blockflow.core.guess import Guesses
 from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
@@ -75,7 +82,7 @@ class Topology:
 
     def rows_of(self, block: str) -> int:
         """Largest batch in rows that the block's worker is laid out for."""
-        return self.blocks[block].max_rows or self.max_rows
+        return laid_out(self.blocks[block], self.infos.get(block), self.max_rows)
 
     def task_rows(self, task: str) -> int:
         """Largest request in rows: the task's own limit, at most that of each block on its path
@@ -362,10 +369,11 @@ def _room_problems(
     infos: Mapping[str, BlockInfo],
     max_rows: int,
 ) -> list[Problem]:
-    rows = {name: spec.max_rows or max_rows for name, spec in blocks.items()}
+    rows = {name: laid_out(spec, infos.get(name), max_rows) for name, spec in blocks.items()}
     found: list[Problem] = []
     for name, info in infos.items():
         path = f"$.blocks[{index[name]}]"
+        found += bound_problems(blocks[name], info, path)
         found += size_problems(info, path) or arena_problems(blocks[name], info, rows[name], path)
     for name, task in tasks.items():
         found += row_problems(task, rows, member("$.tasks", name))

@@ -307,9 +307,9 @@ _CAUSES: Sequence[tuple[str, str]] = (
     ),
     (
         "Constraints violated (rows)",
-        "the forward takes another way for some numbers of rows, or none, as the guard says, and a "
-        "block takes any: do the same for all (torch.cdist() does with compute_mode="
-        "'donot_use_mm_for_euclid_dist'), and take nothing from a table by x.shape[0]",
+        "the forward takes another way for some numbers of rows, or none, as the guard says: do "
+        "the same for all (torch.cdist() with compute_mode='donot_use_mm_for_euclid_dist'), or "
+        "bound them: --range rows=1..25",
     ),
     (
         _GUARD,

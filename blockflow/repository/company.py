@@ -65,7 +65,8 @@ def check_whole_batch(pieces: Sequence[Piece], step: Step, made: Made, coarse: f
     for piece in pieces:
         x, y = made[piece.name]
         rows, row_bytes = len(x), max(t[:1].nbytes for t in (x, y))
-        most = min(DEFAULT_MAX_ROWS, _MOST_BYTES // row_bytes)
+        _, bound = piece.contract.input.ranges.get(ROWS, (1, DEFAULT_MAX_ROWS))
+        most = min(bound, DEFAULT_MAX_ROWS, _MOST_BYTES // row_bytes)
         if most <= rows:
             continue
         pick = torch.cat([torch.arange(rows), torch.zeros(most - rows, dtype=torch.int64)])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from blockflow.core.dims import Dim, names_in
 from blockflow.core.errors import ExportError
-from blockflow.core.model import TensorSpec
+from blockflow.core.model import ROWS, TensorSpec
 from blockflow.repository.artifact import cause, export_program, reason
 
 _DIVISIONS = ("FloorDiv", "CleanDiv")
@@ -90,7 +90,8 @@ def as_input(given: TensorSpec) -> TensorSpec:
             if all(n in given.ranges for n in names_in(dim) if n != given.dims[0]):
                 ranges[name] = given.bounds(dim)
         dims.append(named[dim])
-    ranges.pop(str(given.dims[0]), None)
+    if ROWS not in given.ranges:
+        del ranges[ROWS]
     return TensorSpec(given.dtype, tuple(dims), ranges)
 
 

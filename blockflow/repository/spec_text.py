@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from blockflow.core.limits import MAX_DIM
 from blockflow.core.model import ROWS, Padding, TensorSpec
 
+FEWEST_ROWS = 8
+"""That a block has to take at once: it is verified with so many."""
+
 _SPEC = re.compile(r"\s*([a-z0-9]+)\s*\[([^\]]*)\]\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d{1,10})\s*\.\.\s*(\d{1,10})\s*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w{0,31}", re.ASCII)
@@ -30,8 +33,8 @@ def parse_spec(text: str, ranges: Mapping[str, tuple[int, int]] | None = None) -
             dims.append(part)
         else:
             raise ValueError(f"{part!r} in {text!r} is neither a number nor a name")
-    if ROWS in (ranges or {}):
-        raise ValueError(f"{ROWS!r} has no range: how many a request may have, the topology says")
+    if (least := (ranges or {}).get(ROWS)) and (least[0] != 1 or least[1] < FEWEST_ROWS):
+        raise ValueError(f"a range of {ROWS!r} begins with 1, and ends with {FEWEST_ROWS} at least")
     return TensorSpec(match[1], tuple(dims), dict(ranges or {}))
 
 

@@ -379,8 +379,10 @@ def test_specs_as_text() -> None:
                  "float32[rows,a b]", "float32[rows,99999999999]"):  # fmt: skip
         with pytest.raises(ValueError):
             parse_spec(text)
-    with pytest.raises(ValueError, match="'rows' has no range"):
-        parse_spec("float32[rows,3]", {"rows": (1, 4)})
+    assert parse_spec("float32[rows,3]", {"rows": (1, 63)}).ranges == {"rows": (1, 63)}
+    for rows in ((1, 4), (2, 63)):
+        with pytest.raises(ValueError, match="ends with 8 at least"):
+            parse_spec("float32[rows,3]", {"rows": rows})
     for text in ("length", "length=1", "length=a..b", "=1..2"):
         with pytest.raises(ValueError):
             parse_range(text)

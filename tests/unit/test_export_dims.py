@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -221,7 +222,10 @@ def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None
     far = LoadedModel(Does(lambda x: torch.cdist(x, places)), "m", four)
     with pytest.raises(ExportError, match="guard") as e:
         export_model(far, repo, prefix="far")
-    assert "compute_mode" in e.value.hint and "--range" not in e.value.hint
+    assert "compute_mode" in e.value.hint and "--range rows=1..25" in e.value.hint
+    few = replace(far, input=replace(four, ranges={ROWS: (1, 25)}))
+    export_model(few, repo, prefix="few")
+    assert repo.info("few").contract.output.ranges == {ROWS: (1, 25)}
     recurrent = model(Recurrent(), "length", 4, longest=40)
     with pytest.raises(ExportError, match="constant") as e:
         export_model(recurrent, repo, prefix="gru")

@@ -11,7 +11,7 @@ from blockflow.core import limits
 from blockflow.core.cores import Cores
 from blockflow.core.errors import TopologyError
 from blockflow.core.fitting import MIB
-from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.core.model import ROWS, BlockInfo, Contract, TensorSpec
 from blockflow.core.placement import (
     SOFT_ARENA_BYTES,
     WorkerSpec,
@@ -328,6 +328,26 @@ def test_a_task_promises_no_more_rows_than_its_blocks_take() -> None:
     workers(body)
     with pytest.raises(TopologyError, match="block 'block3' takes 32"):
         workers({**body, "tasks": {"t": {**body["tasks"]["t"], "canary": canary}}})
+
+
+def test_a_block_has_no_more_rows_than_it_was_exported_for() -> None:
+    def few(name: str) -> BlockInfo:
+        info = lookup(name)
+        rows = {ROWS: (1, 25)} if name == "block2" else {}
+        return replace(info, contract=replace(
+            info.contract, input=replace(info.contract.input, ranges=rows)))  # fmt: skip
+
+    wide = {"blocks": ["block1", "block2"], "limits": {"max_rows": 64}}
+    topology = parse_topology({**wide, "tasks": {"t": ["block1", "block2"]}}, few, cores=CORES)
+    assert [topology.rows_of(b) for b in topology.blocks] == [64, 25]
+    assert topology.task_rows("t") == 25
+    task = {"path": ["block1", "block2"], "max_rows": 26}
+    blocks = ["block1", {"name": "block2", "max_rows": 26}]
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({**wide, "blocks": blocks, "tasks": {"t": task}}, few, cores=CORES)
+    asked, promised = caught.value.problems
+    assert (asked.path, promised.path) == ("$.blocks[1].max_rows", "$.tasks.t.max_rows")
+    assert "exported for 25 at most" in asked.message and "takes 25" in promised.message
 
 
 def test_cores_and_threads_are_told_with_all_else() -> None:
