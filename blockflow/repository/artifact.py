@@ -12,9 +12,8 @@ import logging
 import os
 import sys
 import threading
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -27,6 +26,7 @@ from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.inplace import exported_may_write, script_may_write
 from blockflow.core.limits import MAX_ROWS
 from blockflow.core.model import ROWS, TensorSpec
+from blockflow.repository.causes import GUARD, UNTOLD, cause, reason
 from blockflow.repository.folder import written
 from blockflow.repository.operators import exported_operators, refuse_foreign, script_operators
 from blockflow.repository.sources import scripted_part
@@ -134,7 +134,9 @@ def write_artifact(
         raise ExportError(
             "EXPORT_FAILED",
             f"cannot be written as {format_}: {type(e).__name__}: {reason(e)}",
-            hint=cause(e) or (scripted_part(stage) if format_ == "pt2" else "") or _HINTS[format_],
+            hint=cause(e, spec)
+            or (scripted_part(stage) if format_ == "pt2" else "")
+            or _HINTS[format_],
         ) from e
     return tuple(dict.fromkeys(_fixed_at(w) for w in said if _is_fixed(w)))
 
@@ -214,7 +216,7 @@ def export_program(
         try:
             return _without_vmap(export())
         except (torch._dynamo.exc.UserError, AssertionError) as e:
-            refused = next((sign for sign in (_GUARD, _UNTOLD) if sign in str(e)), "")
+            refused = next((sign for sign in (GUARD, UNTOLD) if sign in str(e)), "")
             if not refused:
                 raise
             first = e
@@ -222,7 +224,7 @@ def export_program(
             with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 return _without_vmap(export())
         except Exception as e:
-            raise (e if refused == _UNTOLD else first) from None
+            raise (e if refused == UNTOLD else first) from None
 
 
 def _without_vmap(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -280,43 +282,6 @@ def refuse_format(format_: str) -> None:
             hint=f"known formats: {', '.join(FORMATS)}",
         )
 
-
-_GUARD = "satisfy the generated guard"
-_UNTOLD = "Cannot create Dim with inconsistent min"
-"""What torch 2.13 fails with when it is about to tell a guard on a size taken from another (-a)."""
-
-_CAUSES: Sequence[tuple[str, str]] = (
-    (
-        "torch.classes.quantized",
-        "torch's quantised modules: export the model as it was before, then blockflow convert --to "
-        "onnx-int8; or torchscript-traced, which takes those whose scales are fixed "
-        "(quantize_dynamic() scales by all rows of a batch, which are several clients')",
-    ),
-    ("numpy", "the forward leaves torch for numpy: compute it with torch, or outside of the model"),
-    ("Failed serializing node", "make sizes of whole numbers: -(-n // 8), not math.ceil(n / 8)"),
-    (
-        "data-dependent",
-        "control flow on tensor values must become torch.where or torch.cond, or move out of the "
-        "model; nn.Transformer's parts look into masks unless told is_causal=True (tgt_is_causal)",
-    ),
-    (
-        "specialized it to be a constant",
-        "the forward makes a fixed number of a dim that the contract calls dynamic: by a branch on "
-        "a size, len(), int() or tolist(). Recurrent layers make one of their steps: with "
-        "batch_first=True these are not the rows; torchscript-traced keeps any length",
-    ),
-    (
-        "Constraints violated (rows)",
-        "the forward takes another way for some numbers of rows, or none, as the guard says: do "
-        "the same for all (torch.cdist() with compute_mode='donot_use_mm_for_euclid_dist'), or "
-        "bound them: --range rows=1..25",
-    ),
-    (
-        _GUARD,
-        "for some sizes the forward goes another way, or none, as the guard says: narrow --range",
-    ),
-)
-"""What an exporter's message contains -> what the model does, and what helps."""
 
 _HINTS: Mapping[str, str] = {
     "pt2": "docs/blocks.md lists what cannot be exported; TorchScript's formats may take it",
@@ -378,23 +343,3 @@ def count_state(stage: nn.Module) -> tuple[int, int]:
     parameters = sum(p.numel() for p in stage.parameters())
     held = {id(t): t for t in (*stage.parameters(), *stage.buffers())}
     return parameters, sum(t.numel() * t.element_size() for t in held.values())
-
-
-def cause(e: Exception) -> str:
-    """What in the model an exporter's message is about, and what helps; '' = not known."""
-    return next((hint for sign, hint in _CAUSES if sign in str(e)), "")
-
-
-def reason(e: Exception) -> str:
-    """The message's first lines, and the line of the model's own code that led to it."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600] + _place(e)
-
-
-def _place(e: Exception) -> str:
-    """The innermost line of a forward that is neither torch's own nor generated."""
-    foreign = (os.path.dirname(torch.__file__) + os.sep, "<")
-    for at in reversed(traceback.extract_tb(e.__traceback__)):
-        if at.name == "forward" and not at.filename.startswith(foreign):
-            return f" ({Path(at.filename).name}, line {at.lineno}: {(at.line or '')[:120]})"
-    return ""

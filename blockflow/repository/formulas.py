@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from blockflow.core.dims import Dim, names_in
 from blockflow.core.errors import ExportError
 from blockflow.core.model import ROWS, TensorSpec
-from blockflow.repository.artifact import cause, export_program, reason
+from blockflow.repository.artifact import export_program
+from blockflow.repository.causes import cause, reason
 
 _DIVISIONS = ("FloorDiv", "CleanDiv")
 _REMAINDERS = ("Mod", "PythonMod")
@@ -64,7 +65,7 @@ def output_dims(stage: nn.Module, spec: TensorSpec, example: Tensor, where: str)
             "NOT_SPLITTABLE",
             f"the dims of its output cannot be derived of its input's: {said}",
             where=where,
-            hint=cause(e)
+            hint=cause(e, spec)
             or "an output dim is a number, a dim of the input, or what + - * // make of such; "
             "fix the dim (--input), or cut elsewhere",
         ) from e

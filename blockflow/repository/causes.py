@@ -1,0 +1,90 @@
+"""Causes: why an exporter has refused a model, and what helps."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from blockflow.core.limits import MAX_ROWS
+from blockflow.core.model import ROWS, TensorSpec
+from blockflow.repository.spec_text import FEWEST_ROWS
+
+GUARD = "satisfy the generated guard"
+UNTOLD = "Cannot create Dim with inconsistent min"
+"""What torch 2.13 fails with when it is about to tell a guard on a size taken from another (-a)."""
+
+_CAUSES: Sequence[tuple[str, str]] = (
+    (
+        "torch.classes.quantized",
+        "torch's quantised modules: export the model as it was before, then blockflow convert --to "
+        "onnx-int8; or torchscript-traced, which takes those whose scales are fixed "
+        "(quantize_dynamic() scales by all rows of a batch, which are several clients')",
+    ),
+    ("numpy", "the forward leaves torch for numpy: compute it with torch, or outside of the model"),
+    ("Failed serializing node", "make sizes of whole numbers: -(-n // 8), not math.ceil(n / 8)"),
+    (
+        "data-dependent",
+        "control flow on tensor values must become torch.where or torch.cond, or move out of the "
+        "model; nn.Transformer's parts look into masks unless told is_causal=True (tgt_is_causal)",
+    ),
+    (
+        "specialized it to be a constant",
+        "the forward makes a fixed number of a dim that the contract calls dynamic: by a branch on "
+        "a size, len(), int() or tolist(). Recurrent layers make one of their steps: with "
+        "batch_first=True these are not the rows; torchscript-traced keeps any length",
+    ),
+    (
+        "Constraints violated (rows)",
+        "the forward takes another way for some numbers of rows, or none, as the guard says: do "
+        "the same for all (torch.cdist() with compute_mode='donot_use_mm_for_euclid_dist')",
+    ),
+    (
+        GUARD,
+        "for some sizes the forward goes another way, or none, as the guard says: narrow --range",
+    ),
+)
+"""What an exporter's message contains -> what the model does, and what helps."""
+
+_SUGGESTED = re.compile(r"^\s*(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)$", re.MULTILINE)
+_ADVICE = re.compile(
+    r"For more information, run with TORCH_LOGS=\S+|\nSuggested fixes:.*|\nThe error above .*",
+    re.DOTALL,
+)
+"""To those who call torch.export themselves."""
+
+
+def cause(e: Exception, spec: TensorSpec) -> str:
+    """What in the model an exporter's message is about, and what helps; '' = not known.
+
+    Args:
+        spec: the input contract that it was to keep.
+    """
+    text = str(e)
+    hint = next((hint for sign, hint in _CAUSES if sign in text), "")
+    takes = [
+        f"--range {name}={lo or spec.ranges.get(name, (1, MAX_ROWS))[0]}.."
+        f"{hi or spec.ranges.get(name, (1, MAX_ROWS))[1]}"
+        for name, lo, hi in _SUGGESTED.findall(text)
+        if name != ROWS or (not lo and int(hi) >= FEWEST_ROWS)
+    ]
+    return f"{hint}; it takes {' '.join(takes)}" if takes else hint
+
+
+def reason(e: Exception) -> str:
+    """The message's first lines, and the line of the model's own code that led to it."""
+    lines = [line.strip() for line in _ADVICE.sub("", str(e)).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] + _place(e)
+
+
+def _place(e: Exception) -> str:
+    """The innermost line of a forward that is neither torch's own nor generated."""
+    foreign = (os.path.dirname(torch.__file__) + os.sep, "<")
+    for at in reversed(traceback.extract_tb(e.__traceback__)):
+        if at.name == "forward" and not at.filename.startswith(foreign):
+            return f" ({Path(at.filename).name}, line {at.lineno}: {(at.line or '')[:120]})"
+    return ""
