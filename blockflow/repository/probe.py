@@ -94,8 +94,12 @@ def bindings_apart(spec: TensorSpec) -> list[dict[str, int]]:
     pairs: dict[str, tuple[int, int]] = {ROWS: PROBE_ROWS}
     for i, name in enumerate(spec.dynamic):
         lo, hi = spec.ranges.get(name, (1, 1024))
+        # not the beginning of the range, which people make a multiple of what the model divides by
         wanted = [
-            tuple(min(max(n, lo), hi) for n in _PROBE_SIZES[(i + k) % len(_PROBE_SIZES)])
+            tuple(
+                min(n if n >= lo else lo - 1 + n, hi)
+                for n in _PROBE_SIZES[(i + k) % len(_PROBE_SIZES)]
+            )
             for k in range(len(_PROBE_SIZES))
         ]
         least = min(max(lo, 2), hi)

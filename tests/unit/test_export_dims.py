@@ -197,6 +197,19 @@ def test_a_branch_on_a_size_is_no_formula(tmp_path: Path) -> None:
     assert e.value.code == "NOT_SPLITTABLE" and e.value.hint
 
 
+def test_a_pad_to_a_multiple_that_the_range_begins_with() -> None:
+    """Where nothing is to be padded, torch fixes the size."""
+    eights = nn.Conv1d(1, 4, 8, 8)
+
+    def patches(x: Tensor) -> Tensor:
+        return eights(pad(x, (0, -(-x.shape[1] // 8) * 8 - x.shape[1])).unsqueeze(1))
+
+    given = spec(a=(8, 40))
+    x = example_input(given, probe_bindings(given)[0])
+    *_, dim = output_dims(Does(patches).eval(), given, x, "m")
+    assert [size_of(dim, {"a": a}) for a in (8, 9, 16)] == [1, 2, 2]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
