@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from blockflow.core.errors import ExportError
+from blockflow.core.model import DTYPE_BYTES
 
 Values = Mapping[fx.Node, Any]
 
@@ -82,16 +83,21 @@ class Traced:
 
     def places(self, begins: Iterable[int]) -> dict[int, int]:
         """Where to cut before what begins at each of these positions; none where it cannot be: one
-        tensor has to cross alone, as a contract can tell of it, and not the input itself."""
+        tensor has to cross alone, of a dtype that travels and as a contract can tell of it, and not
+        the input itself."""
         sole = self.sole_crossings()
         found: dict[int, int] = {}
         for start in begins:
             for i in self._gap(start):
                 node = sole[i]
-                if node is not None and node.op != "placeholder" and self.dims_told(node):
+                if node is not None and node.op != "placeholder" and self._travels(node):
                     found[start] = i
                     break
         return found
+
+    def _travels(self, node: fx.Node) -> bool:
+        dtype = str(getattr(self.values[0][node], "dtype", "")).removeprefix("torch.")
+        return dtype in DTYPE_BYTES and self.dims_told(node)
 
     def dims_told(self, node: fx.Node) -> bool:
         """Whether a tensor's dims begin with the rows, and may follow from the input's."""

@@ -364,7 +364,26 @@ class Pairs(nn.Module):
         return self.c(self.b(self.a(x)))
 
 
-@pytest.mark.parametrize(("model", "places"), [(Model, 4), (Drops, 0), (Pairs, 1)])
+class Spectrum(nn.Module):
+    """What the second gives is complex."""
+
+    class Fft(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.fft(x)
+
+    class Abs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.abs()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Sequential(nn.Linear(4, 4), self.Fft(), self.Abs(), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.all(x)
+
+
+@pytest.mark.parametrize(("model", "places"), [(Model, 4), (Drops, 0), (Pairs, 1), (Spectrum, 2)])
 def test_more_parts_than_places(model: type[nn.Module], places: int) -> None:
     with pytest.raises(ExportError, match=f"the model has {places} legal ones") as e:
         split_evenly(model().eval(), 20, ROWS, torch.randn(1, 4))
