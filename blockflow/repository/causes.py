@@ -35,8 +35,9 @@ _CAUSES: Sequence[tuple[str, str]] = (
     (
         "specialized it to be a constant",
         "the forward makes a fixed number of a dim that the contract calls dynamic: by a branch on "
-        "a size, len(), int() or tolist(). Recurrent layers make one of their steps: with "
-        "batch_first=True these are not the rows; torchscript-traced keeps any length",
+        "a size, a loop over it, len(), int() or tolist(); torchscript-scripted keeps loops and "
+        "branches. Recurrent layers make one of their steps: with batch_first=True these are not "
+        "the rows; torchscript-traced keeps any length",
     ),
     (
         "Constraints violated (rows)",

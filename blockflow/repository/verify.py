@@ -38,7 +38,8 @@ _DIFFERS: Mapping[str, str] = {
     "compute it with torch operations",
     "torchscript-scripted": "scripting reads some Python in its own way; try pt2, the default",
     "torchscript-traced": "tracing keeps for ever the branch that it took, by a value or by a "
-    "size, and what numpy or Python computed; try pt2, the default, which names the place",
+    "size, and what numpy or Python computed; try pt2, the default, which names the place, or "
+    "torchscript-scripted, which keeps branches and loops",
 }
 """What makes a block differ from a model that repeats itself, by format."""
 

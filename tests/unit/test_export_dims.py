@@ -219,6 +219,14 @@ class Recurrent(nn.Module):
         return self.gru(x)[0]
 
 
+class Steps(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            y = torch.tanh(y * 2 + x[:, step])
+        return y
+
+
 def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None:
     repo = BlockRepository(tmp_path)
 
@@ -245,6 +253,12 @@ def test_what_helps_with_sizes_that_the_exporter_refuses(tmp_path: Path) -> None
         export_model(recurrent, repo, prefix="gru")
     assert "torchscript-traced" in e.value.hint
     export_model(recurrent, repo, prefix="gru", format="torchscript-traced")
+    steps = model(Steps(), "length", 4, longest=40)
+    for format_ in ("pt2", "torchscript-traced"):
+        with pytest.raises(ExportError) as e:
+            export_model(steps, repo, prefix="steps", format=format_)
+        assert "torchscript-scripted" in e.value.hint
+    export_model(steps, repo, prefix="steps", format="torchscript-scripted")
 
 
 @pytest.mark.parametrize(
