@@ -28,15 +28,15 @@ _NONE = "-"
 Span = tuple[int, int]
 
 _MOVED = frozenset(
-    "alias clone contiguous detach expand flatten lift_fresh_copy permute reshape squeeze t to "
-    "_to_copy transpose unflatten unsqueeze view".split()
+    "alias clone contiguous detach expand expand_as flatten lift_fresh_copy permute reshape "
+    "reshape_as squeeze t to _to_copy transpose unflatten unsqueeze view view_as".split()
 )
 """Give all of their input's numbers, and no others."""
-_FROM_TABLE = frozenset("embedding embedding_bag gather index index_select".split())
+_FROM_TABLE = frozenset("embedding embedding_bag gather index index_select select slice".split())
 """Give a table's numbers, whatever the indices are."""
 _BOUNDED = frozenset(
-    "argmax argmin argsort count_nonzero one_hot zeros_like ones_like empty_like full_like "
-    "new_zeros new_ones new_full new_empty".split()
+    "argmax argmin argsort count_nonzero one_hot zeros ones full zeros_like ones_like empty_like "
+    "full_like new_zeros new_ones new_full new_empty".split()
 )
 """What they give stays within sizes, however large their input is."""
 _PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
@@ -183,7 +183,7 @@ class _Walk:
     def _is_bounded(self, node: fx.Node, name: str) -> bool:
         if name in _BOUNDED or _is_bool(node):
             return True
-        if name in _FROM_TABLE:
+        if name in _FROM_TABLE | _MOVED:  # to sizes of the input, perhaps
             return not self._follows([node.args[0]])
         if name == "getitem":
             source, place = node.args

@@ -79,6 +79,7 @@ def _places(x: Tensor, count: int) -> Tensor:
     return torch.bucketize(x, torch.arange(float(count)))
 
 
+_IDS = torch.arange(4)[None]
 WHOLE = Indices((0, WORDS - 1), "")
 FREE = Indices(None, "")
 
@@ -116,6 +117,10 @@ FREE = Indices(None, "")
         # a NaN is not clamped
         (lambda t, x: _embed(t, x.clamp(0, 9).long()), FLOATS, Indices(None, "embedding")),
         (lambda t, x: _embed(t, x.long().clamp(0, 9)), FLOATS, FREE),
+        (lambda t, x: _embed(t, (x > 0).long().expand_as(x * 2)), TOKENS, FREE),
+        (lambda t, x: _embed(t, torch.zeros(x.shape[0], dtype=torch.int64)), FLOATS, FREE),
+        (lambda t, x: _embed(t, _IDS[:, : x.shape[1]].expand(x.shape)), FLOATS, FREE),
+        (lambda t, x: _embed(t, x[:, :1].expand(x.shape)), TOKENS, Indices(None, "embedding")),
         (_branches, TOKENS, Indices(None, "cond")),
         (lambda t, x: x.float() @ t[:4], TOKENS, FREE),
     ],
