@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.core.guess import Guesses
@@ -141,9 +144,10 @@ def load_model(
         module = build(zoo.factory if zoo else ref, arguments or {}, seed)
         _refuse_unfinished(module, ref)
         digest = load_weights(module, weights) if weights else None
+        module = _in_eval(module)
+        _settle_weights(module)
         for parameter in module.parameters():  # of a scripted one, which has no requires_grad_()
             parameter.requires_grad = False
-        module = _in_eval(module)
     return LoadedModel(
         module,
         ref,
@@ -322,6 +326,23 @@ def _in_eval(module: nn.Module) -> nn.Module:
         return module.eval()
     except NotImplementedError:
         return module
+
+
+def _settle_weights(module: nn.Module) -> None:
+    """What is computed of parameters at each call, in eval mode always the same (torch's
+    parametrizations, weight norm and spectral norm), is computed once."""
+    for part in list(module.modules()):
+        for hook in list(part._forward_pre_hooks.values()):
+            if isinstance(hook, WeightNorm):
+                remove_weight_norm(part, hook.name)
+            elif isinstance(hook, SpectralNorm):
+                remove_spectral_norm(part, hook.name)
+        if parametrize.is_parametrized(part):
+            for name in list(part.parametrizations):  # type: ignore[arg-type]
+                drawn = not torch.equal(getattr(part, name), getattr(part, name))
+                with suppress(RuntimeError):  # one of another dtype cannot lie in its place
+                    if not drawn:
+                        parametrize.remove_parametrizations(part, name)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

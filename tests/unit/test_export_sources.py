@@ -260,6 +260,37 @@ def test_a_forward_of_any_number_of_inputs(tmp_path: Path, options: dict[str, An
     export_model(model, repository, prefix="traced", format="torchscript-traced")
 
 
+class Drawn(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + torch.randn_like(weight)
+
+
+def parametrized() -> nn.Module:
+    norms, old = nn.utils.parametrizations, (nn.utils.weight_norm, nn.utils.spectral_norm)
+    new = (norms.weight_norm, norms.spectral_norm, norms.orthogonal)
+    return nn.Sequential(*(norm(nn.Linear(4, 4)) for norm in (*new, *old)))
+
+
+def drawn() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Drawn())
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weights_that_are_made_of_others_are_made_once() -> None:
+    model, x = made_here("parametrized").module, torch.randn(2, 4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        before = parametrized().eval()
+    assert torch.allclose(model(x), before(x))
+    for layer in model:
+        assert dict(layer.named_parameters()).keys() == {"weight", "bias"}
+        assert not layer._forward_pre_hooks
+    layer = made_here("drawn").module
+    assert not torch.equal(layer(x), layer(x)), "the export refuses it, and is to see it"
+
+
 def on_meta() -> nn.Module:
     with torch.device("meta"):
         return plain()
