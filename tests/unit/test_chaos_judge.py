@@ -288,6 +288,17 @@ def test_who_has_left_the_family_is_found(
     assert MARK not in os.environ
 
 
+def test_who_has_ended_is_not_left_though_nobody_reaps_it(tmp_path: Path) -> None:
+    code = "import os\nprint(os.fork() or os._exit(0), flush=True)\ninput()"
+    command = [sys.executable, "-ISc", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        assert Watch(tmp_path, gone_s=30.0, seen={process.pid: process}).survivors() == []
+        assert process.status() == psutil.STATUS_ZOMBIE
+        parent.communicate(b"\n")
+
+
 def test_a_watch_that_ends_too_early_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from blockflow.bench.demo.server import is_zombie
+
 MARK = "BLOCKFLOW_CHAOS_RUN"
 """Name of the variable in the environment of the processes of a run."""
 PREFIX = "bf:"
@@ -140,7 +142,8 @@ class Watch:
         while True:
             known |= bearers(self.mark) if self.mark else set()
             _, alive = psutil.wait_procs(known, timeout=_LOOK_S)
-            known = set(alive)
+            # An orphan's parent is whoever adopts orphans, which need not be one that reaps.
+            known = {p for p in alive if not is_zombie(p)}
             if not known or time.monotonic() >= end:
                 return [describe(p) for p in sorted(known, key=lambda p: p.pid)]
 

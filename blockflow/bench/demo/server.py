@@ -159,7 +159,7 @@ class Server:
 
     def _left(self) -> Leftovers:
         # psutil compares creation times: a pid used again by somebody else is not ours.
-        alive = [p for p in self._seen.values() if p.is_running() and not _is_zombie(p)]
+        alive = [p for p in self._seen.values() if p.is_running() and not is_zombie(p)]
         names = tuple(f"{p.pid} {_name(p)}" for p in alive)
         there = bool(self.run_dir.name) and self.run_dir.exists()
         return Leftovers(names, (str(self.run_dir),) if there else ())
@@ -202,7 +202,8 @@ def _ready(line: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) and data.get("event") == "ready" else None
 
 
-def _is_zombie(process: psutil.Process) -> bool:
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether it has ended, be it that nobody has reaped it yet."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.Error:
