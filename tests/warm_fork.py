@@ -33,6 +33,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -301,6 +302,13 @@ def lie_in_huge_pages() -> None:
                 libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(HUGE_PAGE), COLLAPSE)
 
 
+def keep_registered() -> None:
+    """At the end of a process torch takes its operators back one by one, those of all its modules:
+    that is longer than most forks live."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
 def main() -> None:
     sys.path.pop(0)  # this folder's, which no command has
     with few_collections():
@@ -310,6 +318,7 @@ def main() -> None:
         for name in sys.argv[3:]:
             importlib.import_module(name)
     assert thread_count() == 1, "what forks has one thread"
+    keep_registered()
     gc.collect()
     gc.freeze()
     lie_in_huge_pages()

@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from tests.warm_fork import keep_registered
+
 MODULES = (
     "torch",
     "torch.export._trace",
@@ -183,6 +185,7 @@ if __name__ == "__main__":
         if name in sys.modules:  # as a fork of warm_fork.py it would start forks
             sys.modules[name].subprocess = subprocess  # type: ignore[attr-defined]
     assert threading.active_count() == 1, "what forks has one thread"
+    keep_registered()
     gc.freeze()
     if (arguments := serve(sys.argv[1])) is not None:
         end(status_of(arguments))
