@@ -3,7 +3,9 @@ as fast as its own imports allow; none of the monitoring commands imports torch.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import json
 import logging
 import os
@@ -107,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C and SIGTERM end it in order: what it has started is stopped, its temporary files go.
     Errors go to stderr as text; with ``--json`` also to stdout as ``{"error": {...}}``.
     """
+    # Python looks for garbage while it ends, among the million objects that torch has made too.
+    atexit.register(gc.freeze)
     open_missing()
     escape_what_cannot_be_written()
     args = list(sys.argv[1:] if argv is None else argv)

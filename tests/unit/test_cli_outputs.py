@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 from pathlib import Path
 
@@ -86,3 +88,11 @@ def test_up_goes_on_where_the_repository_cannot_even_be_looked_at(
     monkeypatch.setattr(Guardian, "run", lambda self: 0)
     assert main(["up", "--repository", "x" * 300, "--state-dir", str(folder / "state")]) == 0
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_nobody_looks_for_garbage_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes longer than most commands where torch has been imported."""
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    assert main(["--version"]) == 0
+    assert gc.freeze in registered
