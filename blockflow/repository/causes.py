@@ -71,7 +71,7 @@ def cause(e: Exception, spec: TensorSpec) -> str:
         f"--range {name}={lo or spec.ranges.get(name, (1, MAX_ROWS))[0]}.."
         f"{hi or spec.ranges.get(name, (1, MAX_ROWS))[1]}"
         for name, lo, hi in _SUGGESTED.findall(text)
-        if name != ROWS or (not lo and int(hi) >= FEWEST_ROWS)
+        if name in spec.dynamic or (name == ROWS and not lo and int(hi or MAX_ROWS) >= FEWEST_ROWS)
     ]
     return f"{hint}; it takes {' '.join(takes)}" if takes else hint
 

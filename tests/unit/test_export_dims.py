@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate, pad
 from blockflow.core.dims import Dim, size_of
 from blockflow.core.errors import ExportError
 from blockflow.core.model import ROWS, TensorSpec
+from blockflow.repository.causes import GUARD, cause
 from blockflow.repository.export import export_model
 from blockflow.repository.formulas import output_dims
 from blockflow.repository.probe import example_input, infer_spec, probe_bindings
@@ -217,6 +218,11 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.gru(x)[0]
+
+
+def test_a_dim_of_torchs_own_is_no_range_to_give() -> None:
+    told = f"{GUARD}\nSuggested fixes:\n  _a = Dim('_a', min=3, max=4)\n  a = 4*_a\n"
+    assert cause(ValueError(told), spec(a=(9, 16))).endswith("narrow --range")
 
 
 class Steps(nn.Module):
