@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -331,6 +332,7 @@ def _in_eval(module: nn.Module) -> nn.Module:
 def _settle_weights(module: nn.Module) -> None:
     """What is computed of parameters at each call, in eval mode always the same (torch's
     parametrizations, weight norm and spectral norm), is computed once."""
+    owners = Counter(id(p) for part in module.modules() for p in part._parameters.values())
     for part in list(module.modules()):
         for hook in list(part._forward_pre_hooks.values()):
             if isinstance(hook, WeightNorm):
@@ -338,11 +340,20 @@ def _settle_weights(module: nn.Module) -> None:
             elif isinstance(hook, SpectralNorm):
                 remove_spectral_norm(part, hook.name)
         if parametrize.is_parametrized(part):
-            for name in list(part.parametrizations):  # type: ignore[arg-type]
-                drawn = not torch.equal(getattr(part, name), getattr(part, name))
-                with suppress(RuntimeError):  # one of another dtype cannot lie in its place
-                    if not drawn:
+            for name, made_of in list(part.parametrizations.items()):  # type: ignore[operator,union-attr]
+                # A parameter that is somebody else's as well would change there, too.
+                tied = any(owners[id(p)] > 1 for p in made_of._parameters.values())
+                if not tied and _is_settled(part, name):
+                    with suppress(RuntimeError):  # one of another dtype cannot lie in its place
                         parametrize.remove_parametrizations(part, name)
+
+
+def _is_settled(part: nn.Module, name: str) -> bool:
+    """Whether a parametrized weight is the same each time. One that fails is left for the first run
+    of the model, whose failures are told."""
+    with suppress(Exception), torch.random.fork_rng(devices=[]):
+        return torch.equal(getattr(part, name), getattr(part, name))
+    return False
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -291,6 +291,42 @@ def test_weights_that_are_made_of_others_are_made_once() -> None:
     assert not torch.equal(layer(x), layer(x)), "the export refuses it, and is to see it"
 
 
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+class Failing(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.training:
+            return weight
+        raise ValueError("no such weight")
+
+
+def tied() -> nn.Module:
+    first, second, third = (nn.Linear(4, 4) for _ in range(3))
+    second.weight = first.weight
+    for layer in (first, third):
+        nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    return nn.Sequential(first, second, third, third)
+
+
+def failing() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Failing())
+    return layer
+
+
+def test_a_weight_that_another_layer_uses_as_it_was_stays_that(tmp_path: Path) -> None:
+    model, x = made_here("tied").module, torch.randn(2, 4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert torch.equal(model(x), tied().eval()(x))
+    assert [nn.utils.parametrize.is_parametrized(m) for m in model] == [True, False, False, False]
+    with pytest.raises(ExportError, match="no such weight"):
+        export_model(made_here("failing"), BlockRepository(tmp_path), prefix="failing")
+
+
 def on_meta() -> nn.Module:
     with torch.device("meta"):
         return plain()
