@@ -20,6 +20,8 @@ from blockflow.core.errors import BlockFlowError, RequestError
 if TYPE_CHECKING:
     from blockflow.launch.ward import Ward
 
+_GLANCE_S = 1.0
+
 
 def up(
     topology: Annotated[
@@ -149,11 +151,6 @@ def up(
         adaptive_limit=adaptive_limit,
     ).lasting()
     settle()
-    if not os.path.isdir(settings.repository):  # or it cannot be looked at
-        complain(
-            f"there is no folder {str(settings.repository)!r} yet: export blocks into it, or give "
-            "another one by --repository"
-        )
     ward = Guardian(settings.run_root).run()
     if isinstance(ward, int):  # this is the guardian, and everything has ended
         raise typer.Exit(ward)
@@ -165,6 +162,8 @@ def up(
         from blockflow.control.system import System
 
     first = ward.deaths == 0
+    if first:
+        look_at(settings.repository)
     body = read_update(topology) if topology and first else None
     system = System(settings, fresh=fresh and first, ward=ward)
     for number in ending_signals():
@@ -184,6 +183,19 @@ def up(
         system.wait()
         if not json_:
             _say("stopping")
+
+
+def look_at(repository: Path) -> None:
+    """Complain if nothing can be served from there yet."""
+    from blockflow.control.disk import Disk
+
+    try:
+        if Disk(repository).is_there(_GLANCE_S):
+            return
+        text = f"there is no folder {str(repository)!r} yet: export blocks into it, or give "
+        complain(f"{text}another one by --repository")
+    except BlockFlowError as e:
+        complain(e)
 
 
 @contextmanager

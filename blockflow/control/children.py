@@ -41,10 +41,12 @@ class Children:
 
     A launch that the launcher cannot carry out yet (its template is importing) is deferred, and so
     are those that come after it. Nothing is known of them to anybody else: to the journal they are
-    lives without a process.
+    lives without a process. So it is with one whose order cannot be completed yet, but that only
+    holds up others of which this is true as well.
 
     Args:
         launcher: how processes are started.
+        complete: gives an order what the process needs to know from the disk; None = not yet.
         poll: the poller of the owner's loop; pidfds are registered in it.
         log_dir: where the launch orders put the log files; the oldest are removed.
         warn: told of what people should know.
@@ -54,27 +56,31 @@ class Children:
     def __init__(
         self,
         launcher: Launcher,
+        complete: Callable[[Launch], Launch | None],
         poll: select.poll,
         log_dir: Path,
         warn: Callable[[str], None],
         claim: Callable[[int], Shortage | None],
     ) -> None:
         self._launcher = launcher
+        self._complete = complete
         self._poll = poll
         self._logs = LogFiles(log_dir, warn)
         self._claim = claim
         self._by_fd: dict[int, int] = {}
         self._children: dict[int, tuple[Child, str]] = {}
+        self._incomplete: dict[int, Launch] = {}
         self._deferred: dict[int, Launch] = {}
         self._unborn: list[Exited] = []
         self._told: deque[int] = deque(maxlen=_TOLD_KEPT)
 
     def __len__(self) -> int:
-        return len(self._children) + len(self._deferred)
+        return len(self._children) + len(self._incomplete) + len(self._deferred)
 
     def deadline(self, now_ns: int) -> int | None:
         """When to ask again (:meth:`go_on`, :meth:`reap`) although no descriptor is ready."""
-        return now_ns + _ASK_NS if self._deferred or self._unborn else None
+        waiting = self._incomplete or self._deferred or self._unborn
+        return now_ns + _ASK_NS if waiting else None
 
     def launch(self, order: Launch) -> Launched | LaunchFailed | None:
         """Start the process; None = later, :meth:`go_on` will tell."""
@@ -87,11 +93,7 @@ class Children:
             self._logs.prune(path for _, path in self._children.values())
             if not self._logs.make(log_path, order.name):
                 order = replace(order, spec={**order.spec, "log_path": ""})
-        event = None if self._deferred else self._attempt(order)
-        if event is None:
-            log.info("launch of %s waits for the launcher", order.name)
-            self._deferred[order.incarnation] = order
-        return event
+        return self._begin(order)
 
     def go_on(self) -> Iterator[Launched | LaunchFailed]:
         """Carry out what was deferred, in order, as far as that is possible by now."""
@@ -99,9 +101,32 @@ class Children:
             order = next(iter(self._deferred.values()))
             event = self._attempt(order)
             if event is None:
-                return
+                break
             del self._deferred[order.incarnation]
             yield event
+        while self._incomplete:
+            order = next(iter(self._incomplete.values()))
+            event = self._begin(order)
+            if event is not None:
+                yield event
+            elif order.incarnation in self._incomplete:
+                return
+
+    def _begin(self, order: Launch) -> Launched | LaunchFailed | None:
+        try:
+            completed = self._complete(order)
+        except Exception as e:
+            self._incomplete.pop(order.incarnation, None)
+            return self._defect(order, e)
+        if completed is None:
+            self._incomplete[order.incarnation] = order
+            return None
+        self._incomplete.pop(order.incarnation, None)
+        event = None if self._deferred else self._attempt(completed)
+        if event is None:
+            log.info("launch of %s waits for the launcher", order.name)
+            self._deferred[order.incarnation] = completed
+        return event
 
     def _attempt(self, order: Launch) -> Launched | LaunchFailed | None:
         try:
@@ -109,15 +134,18 @@ class Children:
         except BlockFlowError as e:
             return self._failed(order, e)
         except Exception as e:
-            # An option that no message can carry, or a defect. The life that waits for it ends, as
-            # after any launch that failed: else it would be neither here nor gone for ever.
-            log.exception("defect in the launch of %s", order.name)
-            text = f"launch of {order.name!r}: {type(e).__name__}: {e}"
-            return self._failed(order, SystemError_("INTERNAL", text, where=order.name))
+            return self._defect(order, e)
         if child is None:
             return None
         self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
         return Launched(order.incarnation, child.pid, start_time(child.pid))
+
+    def _defect(self, order: Launch, error: Exception) -> LaunchFailed:
+        """An option that no message can carry, or a defect. The life that waits for it ends, as
+        after any launch that failed: else it would be neither here nor gone for ever."""
+        log.exception("defect in the launch of %s", order.name)
+        text = f"launch of {order.name!r}: {type(error).__name__}: {error}"
+        return self._failed(order, SystemError_("INTERNAL", text, where=order.name))
 
     def _failed(self, order: Launch, error: BlockFlowError) -> LaunchFailed:
         if error.details.get(TEMPLATE_STATUS) == -signal.SIGKILL:
@@ -169,12 +197,14 @@ class Children:
         if entry is not None:
             entry[0].kill()
         elif order.incarnation not in self._told:
+            self._incomplete.pop(order.incarnation, None)
             self._deferred.pop(order.incarnation, None)
             self._told.append(order.incarnation)
             self._unborn.append(Exited(order.incarnation, -signal.SIGKILL))
 
     def kill_all(self, timeout_s: float) -> None:
         """Kill what is left and wait until it is gone; for the end of the control plane."""
+        self._incomplete.clear()
         self._deferred.clear()
         stop_all([child for child, _ in self._children.values()], timeout_s)
         for child, _ in self._children.values():

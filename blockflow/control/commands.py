@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from blockflow import __version__
 from blockflow.control import release
 from blockflow.control.accept import Acceptance, as_posted
-from blockflow.control.engines import lost_artifact
 from blockflow.control.manager import Manager
 from blockflow.control.own import OwnFigures
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.samples import Former, store_samples
 from blockflow.control.stewardship import Biography
+from blockflow.control.stock import Stock
 from blockflow.control.stored import PastEpoch
 from blockflow.control.update import Kind, Update
 from blockflow.control.views import Views
@@ -55,9 +55,9 @@ class Commands:
         self, manager: Manager, repository: BlockRepository, ward: Ward | None = None
     ) -> None:
         self._manager = manager
-        self._repository = repository
-        self._profiles = ProfileShelf(repository.root)
-        self._acceptance = Acceptance(manager, repository, self._profiles)
+        profiles = ProfileShelf(repository.root)
+        self._stock = Stock(repository, profiles)
+        self._acceptance = Acceptance(manager, repository, profiles)
         self._own = OwnFigures()
         self.biography = Biography(ward)
         self.addresses: dict[str, Any] = {}
@@ -69,6 +69,7 @@ class Commands:
         self, body: Any, problems: Sequence[Problem] = (), *, if_epoch: int | None = None
     ) -> dict[str, Any]:
         """What an update would change: ``{changed, epoch, plan}``. Raises as :meth:`apply`."""
+        self._stock.check()
         topology = self._acceptance.parse(as_posted(body), problems)
         return self._manager.call(lambda: self._manager.brain.preview(topology, if_epoch))
 
@@ -96,6 +97,7 @@ class Commands:
             SystemError_: NO_SPACE when the new epoch cannot be stored.
         """
         body = as_posted(body)
+        self._stock.check()
         topology = self._acceptance.parse(body, problems)
         manager = self._manager
         update = manager.call(
@@ -109,7 +111,7 @@ class Commands:
         manager = self._manager
         state, serves = manager.call(lambda: (manager.store.state, manager.brain.realm.topology))
         pinned = {pair for p in state.history for pair in p.digests.items()}
-        gone = {pair for pair in pinned if not self._stored(*pair)}
+        gone = self._stock.gone(pinned)
         return [
             {
                 "epoch": p.epoch,
@@ -147,6 +149,7 @@ class Commands:
         """
         manager = self._manager
         past = self._past(to)
+        self._stock.check()
         topology = self._acceptance.parse(past.posted, digests=past.digests)
         if dry_run:
             return manager.call(lambda: manager.brain.preview(topology, if_epoch))
@@ -171,20 +174,10 @@ class Commands:
             hint=f"GET /v1/history; epochs: {', '.join(map(str, known)) or 'none'}",
         )
 
-    def _stored(self, block: str, digest: str) -> bool:
-        try:
-            self._repository.info(block, digest=digest)
-        except RepositoryError:
-            return False
-        return True
-
     def _lost(self) -> list[str]:
         """Blocks whose workers could not be replaced; looked up outside the Manager's thread."""
         topology = self._manager.call(lambda: self._manager.brain.realm.topology)
-        if topology is None:
-            return []
-        infos = topology.infos
-        return [lost_artifact(self._repository, s, infos[n]) for n, s in topology.blocks.items()]
+        return [] if topology is None else self._stock.lost(topology)
 
     def operate(self, kind: Kind, block: str, *, wait_s: float = WAIT_S) -> dict[str, Any]:
         """Restart, drain, undrain or stop one block; the result is that of :meth:`apply`."""
@@ -257,7 +250,7 @@ class Commands:
             return view, topology.blocks[name], topology.infos[name]
 
         view, spec, info = self._manager.call(look)
-        return {**view, "profile": self._profiles.state(spec, info)}
+        return {**view, "profile": self._stock.profile(spec, info)}
 
     def workers(self) -> list[dict[str, Any]]:
         """All workers, then the Dispatcher."""
@@ -335,14 +328,7 @@ class Commands:
 
     def repository(self) -> list[dict[str, Any]]:
         """The stored blocks; those whose manifest cannot be read come with their error."""
-        out: list[dict[str, Any]] = []
-        for name in self._repository.names():
-            try:
-                info = self._repository.info(name).to_dict()
-                out.append({**info, "versions": self._repository.versions(name)})
-            except RepositoryError as e:
-                out.append({"name": name, "error": e.to_dict()})
-        return out
+        return self._stock.blocks()
 
     # --- doing ----------------------------------------------------------------------------------
 

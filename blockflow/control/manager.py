@@ -44,6 +44,7 @@ from blockflow.control.events import (
 from blockflow.control.fleet import Place
 from blockflow.control.health import Health
 from blockflow.control.kpis import KpiBook
+from blockflow.control.lookups import Lookups
 from blockflow.control.memory import KillWatch
 from blockflow.control.probe import ROUTES_VERSION, Prober
 from blockflow.control.profiles import ProfileShelf
@@ -111,8 +112,7 @@ class Manager:
         place = Place(str(run_dir.path), endpoint, str(self._log_dir))
         self.brain = Brain(settings, place, store)
         self.gone = threading.Event()
-        self._launcher = launcher
-        self._profiles = ProfileShelf(settings.repository)
+        self._lookups = Lookups(ProfileShelf(settings.repository))
         self._inbox: Mailbox[Received | Proved | Callable[[], None]] = Mailbox()
         self._ward = ward
         self._inheritance = inheritance
@@ -127,6 +127,9 @@ class Manager:
         )
         self._poll = select.poll()
         self._poll.register(self._inbox.fileno(), select.POLLIN)
+        self._children = Children(
+            launcher, self._lookups.launch, self._poll, self._log_dir, store.warn, self._kills.claim
+        )
         self._waiters = Waiters()
         self._reaped: dict[int, tuple[int, Exited]] = {}
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
@@ -214,8 +217,6 @@ class Manager:
     # --- the Manager's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        told, claim = self.store.warn, self._kills.claim
-        self._children = Children(self._launcher, self._poll, self._log_dir, told, claim)
         self._running = True
         if self._inheritance is not None and self._ward is not None:
             self._succeed(self._inheritance, self._ward)
@@ -354,13 +355,13 @@ class Manager:
             if not instructions:
                 return
             for instruction in instructions:
-                event = self._do(self._profiles.attach(instruction, self.brain.crew.fleet))
-                if event is not None:
+                if (event := self._do(instruction)) is not None:
                     self._happened(event)
 
     def _do(self, instruction: Instruction) -> Event | None:
         if isinstance(instruction, Send):
-            self.controller.send(instruction.incarnation, instruction.message)
+            message = self._lookups.message(instruction, self.brain.crew.fleet)
+            self.controller.send(instruction.incarnation, message)
         elif isinstance(instruction, Launch):
             self.controller.admit(instruction.incarnation)
             return self._children.launch(instruction)

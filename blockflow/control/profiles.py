@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.batching.registry import with_overlap
-from blockflow.control.events import Instruction, Launch, Send
-from blockflow.control.fleet import Fleet
+from blockflow.control.events import Launch
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
@@ -32,24 +31,17 @@ class ProfileShelf:
     def __init__(self, repository: Path) -> None:
         self._store = ProfileStore(repository)
 
-    def attach(self, order: Instruction, fleet: Fleet) -> Instruction:
-        """The order with the profiles that hold: in each stage of a launch, and in a SetPolicy, the
-        points for its threads."""
-        if isinstance(order, Launch) and "stages" in order.spec:
-            spec = order.spec
-            stages = [
-                self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
-                for s in spec["stages"]
-            ]
-            return replace(order, spec={**spec, "stages": stages})
-        if isinstance(order, Send) and isinstance(order.message, SetPolicy):
-            replica = fleet.by_incarnation(order.incarnation)
-            plan = None if replica is None else replica.block_of(order.message.stage)
-            if plan is not None:
-                return replace(order, message=self._with_points(order.message, plan))
-        return order
+    def attach(self, order: Launch) -> Launch:
+        """The order with the profiles that hold for its stages."""
+        spec = order.spec
+        stages = [
+            self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
+            for s in spec["stages"]
+        ]
+        return replace(order, spec={**spec, "stages": stages})
 
-    def _with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
+    def with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
+        """The message with the points for its threads of the profile that holds, if any."""
         spec = plan.spec
         try:
             found = self._find(plan.info, spec.engine, spec.precision, spec.options, spec.device)

@@ -1,8 +1,8 @@
 """Restoration: the stored topology is deployed again at a start.
 
 Where that fails because the repository is away (a mount that comes late, a folder that is being
-exchanged), it is tried again until the repository is there, or somebody has put another topology in
-force.
+exchanged, a server that does not answer), it is tried again until the repository is there, or
+somebody has put another topology in force.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
+from blockflow.control.disk import Disk
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
@@ -46,6 +47,7 @@ class Restoration:
         self._state = state
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._disk = Disk(manager.settings.repository)
 
     def begin(self) -> Update:
         """Deploy it. The update has failed already where that cannot be done."""
@@ -112,6 +114,8 @@ class Restoration:
         settings, state, notes = self._manager.settings, self._state, list[str]()
         repository, shelf = BlockRepository(settings.repository), ProfileShelf(settings.repository)
         stored = stored_lookup(repository, state.digests, notes)
+        self._away = True  # as good as that, if it does not answer
+        self._disk.is_there()
         self._away = False
 
         def lookup(name: str) -> BlockInfo:

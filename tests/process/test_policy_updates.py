@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from blockflow.client import Client
+from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.system import System
 from blockflow.core.errors import TopologyError
@@ -168,7 +169,7 @@ def test_a_worker_that_keeps_its_policy_is_seen(
     """The profile goes between the acceptance and the change."""
     store(root, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(system.manager, "_profiles", ProfileShelf(tmp_path))
+        patch.setattr(system.manager, "_lookups", Lookups(ProfileShelf(tmp_path)))
         update = system.apply(body(LBCI))["update"]
     (note,) = update["notes"]
     assert note.startswith(
@@ -191,7 +192,7 @@ def test_a_worker_that_keeps_its_facts_is_seen_and_told_by_the_same_update(
     store(root, 1, 2)
     system.apply(body(LBCI))
     with monkeypatch.context() as patch:
-        patch.setattr(system.manager, "_profiles", ProfileShelf(tmp_path))
+        patch.setattr(system.manager, "_lookups", Lookups(ProfileShelf(tmp_path)))
         (note,) = system.apply(body(LBCI, threads=2))["update"]["notes"]
     assert note.startswith("slow#0 keeps the batching policy 'lbci' for block 'slow' as it was:")
     assert system.status()["warnings"] == [note]

@@ -26,7 +26,6 @@ from blockflow.bench.profiling.run import Wish, measure
 from blockflow.bench.results import ResultFile
 from blockflow.cli.main import main
 from blockflow.control.events import Launch
-from blockflow.control.fleet import Fleet
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError
@@ -110,15 +109,14 @@ def test_a_block_is_measured_chosen_and_handed_to_workers(
     order = Launch(
         1, "worker", "front#0", "m:f", {"stages": [stage], "device": "cpu", "threads": 1}
     )
-    launch = shelf.attach(order, Fleet())
-    assert isinstance(launch, Launch)
+    launch = shelf.attach(order)
     carried = StageSpec.from_dict(launch.spec["stages"][0]).profile
     assert carried is not None
     table = StageProfile.from_dict(carried)
     assert table.rows_measured(1) == (1, 4)
     assert table.engine == choice["engine"]
     other = Launch(1, "worker", "front#0", "m:f", {**order.spec, "device": "cuda:0"})
-    assert shelf.attach(other, Fleet()) == other
+    assert shelf.attach(other) == other
 
 
 @pytest.mark.usefixtures("forks")

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,11 @@ def launcher() -> Iterator[Slow]:
 
 @pytest.fixture
 def children(launcher: Slow, tmp_path: Path) -> Children:
-    return Children(launcher, select.poll(), tmp_path, pytest.fail, no_kill)
+    return Children(launcher, complete, select.poll(), tmp_path, pytest.fail, no_kill)
+
+
+def complete(launch: Launch) -> Launch:
+    return launch
 
 
 def no_kill(_now_ns: int) -> None: ...
@@ -161,6 +166,56 @@ def test_a_defect_in_a_launch_ends_the_life_that_waits_for_it(
     assert len(children) == 0
 
 
+def test_an_order_that_cannot_be_completed_yet_waits_and_keeps_up_no_other(
+    launcher: Slow, tmp_path: Path
+) -> None:
+    """As while the folder with its profile does not answer: what needs none is launched."""
+    lacking = {1, 2, 4}
+    asked: list[int] = []
+
+    def completed(launch: Launch) -> Launch | None:
+        asked.append(launch.incarnation)
+        return None if launch.incarnation in lacking else replace(launch, spec={"log_path": "x"})
+
+    children = Children(launcher, completed, select.poll(), tmp_path, pytest.fail, no_kill)
+    launcher.ready = True
+    assert [children.launch(order(n)) for n in (1, 2, 4)] == [None] * 3
+    assert children.launch(order(3)) == born(3)
+    assert list(children.go_on()) == []
+    assert len(children) == 4 and children.deadline(5) is not None
+    lacking.discard(2)
+    assert list(children.go_on()) == []  # one after the other: they wait for the same disk
+    children.kill(Kill(4))
+    assert list(children.reap([])) == [Exited(4, -signal.SIGKILL)]
+    lacking.discard(1)
+    launcher.ready = False
+    asked.clear()
+    assert list(children.go_on()) == [] and list(children.go_on()) == []
+    assert asked == [1, 2], "what is complete is not completed again while it waits"
+    launcher.ready = True
+    assert list(children.go_on()) == [born(1), born(2)]
+    assert launcher.logs == ["x"] * 3 and children.deadline(5) is None
+
+
+def test_a_defect_while_an_order_is_completed_ends_its_life(launcher: Slow, tmp_path: Path) -> None:
+    answers: list[Launch | Exception | None] = [None, OSError("a failing disk"), None]
+
+    def completed(launch: Launch) -> Launch | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    children = Children(launcher, completed, select.poll(), tmp_path, pytest.fail, no_kill)
+    assert children.launch(order(1)) is None
+    (failed,) = children.go_on()
+    assert isinstance(failed, LaunchFailed) and failed.error.code == "INTERNAL"
+    assert "OSError: a failing disk" in failed.error.message and len(children) == 0
+    assert children.launch(order(2)) is None
+    children.kill_all(1.0)
+    assert len(children) == 0
+
+
 def test_who_was_never_heard_of_ends_when_it_is_killed(children: Children) -> None:
     """Once: who wants its end waits for that, and has nobody else to hear it from."""
     children.kill(Kill(7))
@@ -183,7 +238,9 @@ def test_a_template_that_the_kernel_has_killed_for_memory_is_want_of_room(
 ) -> None:
     """A crash it would be for good, if it came five times in a minute."""
     shortage = Shortage(150 << 20, own)
-    children = Children(launcher, select.poll(), tmp_path, pytest.fail, lambda _: shortage)
+    children = Children(
+        launcher, complete, select.poll(), tmp_path, pytest.fail, lambda _: shortage
+    )
     launcher.refused, launcher.error = {"w#1"}, template_died(status)
     failed = children.launch(order(1))
     assert isinstance(failed, LaunchFailed) and failed.error.code == code
@@ -205,7 +262,7 @@ def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher:
 def test_without_a_log_file_it_is_launched_all_the_same(launcher: Slow, tmp_path: Path) -> None:
     """As when the disk takes no new file; a deferred launch as well."""
     told: list[str] = []
-    children = Children(launcher, select.poll(), tmp_path / "logs", told.append, no_kill)
+    children = Children(launcher, complete, select.poll(), tmp_path / "logs", told.append, no_kill)
     logs = [str(tmp_path / folder / "w.1.log") for folder in ("logs", "none")]
     launches = [Launch(n, "worker", f"w#{n}", "a:run", {"log_path": logs[n % 2]}) for n in (1, 2)]
     assert [children.launch(order) for order in launches] == [None, None]
@@ -243,7 +300,7 @@ def test_who_has_ended_is_told_once_and_watched_no_more(
     )
     monkeypatch.setattr(launcher, "attempt", lambda entry, spec, name: child)
     poll = select.poll()
-    children = Children(launcher, poll, tmp_path, pytest.fail, no_kill)
+    children = Children(launcher, complete, poll, tmp_path, pytest.fail, no_kill)
     children.launch(order(1))
     ready = [fd for fd, _ in poll.poll(0)]
     assert list(children.reap(ready)) == [Exited(1, -9)]

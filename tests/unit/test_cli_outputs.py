@@ -12,7 +12,6 @@ import pytest
 
 from blockflow.cli.main import main
 from blockflow.cli.outputs import PLOTS, check_output, writing
-from blockflow.control.guardian import Guardian
 from blockflow.core.errors import BlockFlowError, RequestError
 
 
@@ -79,15 +78,6 @@ def test_commands_look_before_they_work(
 ) -> None:
     assert main([*command, option, "d.png"]) == 2
     assert "d.png" in capsys.readouterr().err
-
-
-def test_up_goes_on_where_the_repository_cannot_even_be_looked_at(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where there is none yet: a name too long, say, or a folder above that is closed to us."""
-    monkeypatch.setattr(Guardian, "run", lambda self: 0)
-    assert main(["up", "--repository", "x" * 300, "--state-dir", str(folder / "state")]) == 0
-    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_nobody_looks_for_garbage_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

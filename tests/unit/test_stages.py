@@ -19,7 +19,6 @@ from blockflow.bench.simulation.plan import check_policies
 from blockflow.bench.simulation.sources import Costs, topology_system
 from blockflow.bench.simulation.system import chain
 from blockflow.control.events import Launch
-from blockflow.control.fleet import Fleet
 from blockflow.control.policies import policy_misfits, with_fitting, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.stages import resolved
@@ -307,7 +306,6 @@ def test_a_process_is_told_the_points_for_its_threads(repository: BlockRepositor
     shelf, stage = ProfileShelf(repository.root), StageSpec(1, repository.info("a")).to_dict()
     for own, threads in ((None, 2), (4, 4)):
         spec = {"stages": [{**stage, "threads": own}], "device": "cpu", "threads": 2}
-        order = shelf.attach(Launch(1, "worker", "a#0", "m:f", spec), Fleet())
-        assert isinstance(order, Launch)
+        order = shelf.attach(Launch(1, "worker", "a#0", "m:f", spec))
         told = StageProfile.from_dict(order.spec["stages"][0]["profile"])
         assert told.threads_measured() == (threads,)

@@ -1,0 +1,87 @@
+"""Disk: questions to a folder that may not answer.
+
+One of the network whose server is gone keeps whoever reads it, for hours, and no signal but SIGKILL
+ends that. Who has others to look after, or a thread that others need, must not be kept.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import AWAY
+
+PATIENCE_S = 8.0
+"""A disk that has been silent for so long is not asked anything else until it has answered."""
+
+T = TypeVar("T")
+
+
+class Disk:
+    """Asks in threads of its own; for any thread to use.
+
+    Args:
+        folder: of a block repository.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._open: list[tuple[float, Future[Any]]] = []
+
+    def ask(self, question: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+        """The answer. Raises what ``question`` raises, and SystemError_: TIMEOUT when nothing comes
+        in time; at once, where it is known that the folder does not answer."""
+        since, answer = self._asked(question)
+        if answer is not None:
+            wait([answer], patience_s)
+            if answer.done():
+                return answer.result()
+        silent_s = time.monotonic() - since
+        raise SystemError_(
+            "TIMEOUT",
+            f"the repository {self._folder} has not answered for {silent_s:.1f} s",
+            where="repository",
+            hint="what serves goes on; nothing can be launched until its disk or server is back",
+            details={AWAY: True},
+        )
+
+    def is_there(self, patience_s: float = PATIENCE_S) -> bool:
+        """Whether there is such a folder that may be looked at. Raises as :meth:`ask`, where
+        nothing is answered: ask this before what may take its time."""
+        return self.ask(lambda: os.path.isdir(self._folder), patience_s)
+
+    def _asked(self, question: Callable[[], T]) -> tuple[float, Future[T] | None]:
+        """Since when the folder is silent, and the answer to come; None if that is too long."""
+        now = time.monotonic()
+        with self._lock:
+            self._open = [(since, f) for since, f in self._open if not f.done()]
+            since = self._open[0][0] if self._open else now
+            if self._open and now - since >= PATIENCE_S:
+                return since, None
+            answer = begun(question)
+            self._open.append((now, answer))
+        return since, answer
+
+
+def begun(question: Callable[[], T]) -> Future[T]:
+    """The future answer to a question that is asked in a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(question())
+        except Exception as e:  # handed to who asks, whatever it is
+            future.set_exception(e)
+
+    try:
+        threading.Thread(target=run, name="bf-disk", daemon=True).start()
+    except RuntimeError:
+        run()  # no further thread can be had, and most disks answer
+    return future

@@ -1,0 +1,66 @@
+"""Lookups: what the Manager's thread has to know of a disk that may not answer. It watches over all
+other processes, and is not kept for long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, TypeVar
+
+from blockflow.control.disk import begun
+from blockflow.control.events import Launch, Send
+from blockflow.control.fleet import Fleet
+from blockflow.control.profiles import ProfileShelf
+from blockflow.wire.control import ControlMessage, SetPolicy
+
+log = logging.getLogger("blockflow.control")
+
+PATIENCE_S = 0.5
+"""For an answer at once. A disk that is merely busy has answered by then."""
+
+T = TypeVar("T")
+
+
+class Lookups:
+    """Asks a shelf in a thread of its own, one question at a time. For one thread to use.
+
+    Args:
+        shelf: it reads the repository.
+    """
+
+    def __init__(self, shelf: ProfileShelf) -> None:
+        self._shelf = shelf
+        self._asked: object = None
+        self._answer: Future[Any] | None = None
+
+    def launch(self, order: Launch) -> Launch | None:
+        """The order with the profiles of its stages; None: ask again, the disk has not answered.
+        What asks for no block is never kept."""
+        if "stages" not in order.spec:
+            return order
+        return self._ask(order.incarnation, order.name, partial(self._shelf.attach, order))
+
+    def message(self, order: Send, fleet: Fleet) -> ControlMessage:
+        """The order's message, with the points of its policy's profile. Without an answer it is
+        sent as it is: a worker refuses a policy that needs a profile, and that is told."""
+        message, replica = order.message, fleet.by_incarnation(order.incarnation)
+        if not isinstance(message, SetPolicy) or replica is None:
+            return message
+        plan = replica.block_of(message.stage)
+        if plan is None:
+            return message
+        question = partial(self._shelf.with_points, message, plan)
+        return self._ask(object(), plan.spec.name, question) or message
+
+    def _ask(self, key: object, whose: str, question: Callable[[], T]) -> T | None:
+        """The answer, if it is there; kept until something else is asked. Raises what it raises."""
+        if self._answer is None or (key != self._asked and self._answer.done()):
+            self._asked, self._answer = key, begun(question)
+            wait([self._answer], PATIENCE_S)
+            if not self._answer.done():
+                log.warning("%s waits for the repository, which does not answer", whose)
+        if key != self._asked or not self._answer.done():
+            return None
+        return self._answer.result()

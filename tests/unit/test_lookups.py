@@ -1,0 +1,141 @@
+"""The Manager's thread and a disk that does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from blockflow.control import lookups
+from blockflow.control.events import Launch, Send
+from blockflow.control.fleet import Fleet
+from blockflow.control.lookups import Lookups
+from blockflow.control.profiles import ProfileShelf
+from blockflow.wire.control import Ping, SetPolicy
+
+
+class Shelf(ProfileShelf):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.asked: list[int | str] = []
+        self.error: Exception | None = None
+
+    def _answered(self, whose: int | str) -> None:
+        self.asked.append(whose)
+        self.may.wait()
+        if self.error is not None:
+            raise self.error
+
+    def attach(self, order: Launch) -> Launch:
+        self._answered(order.incarnation)
+        return Launch(order.incarnation, "", order.name, "", {"stages": ["known"]})
+
+    def with_points(self, message: SetPolicy, plan: Any) -> SetPolicy:
+        self._answered(plan.spec.name)
+        return SetPolicy(message.stage, {}, 1, profile={"found": 1})
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.may.set()
+    answered()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "PATIENCE_S", 0.0)
+
+
+def answered() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "bf-disk":
+            thread.join()
+
+
+def order(incarnation: int, **spec: Any) -> Launch:
+    return Launch(incarnation, "worker", f"w#{incarnation}", "a:run", spec or {"stages": []})
+
+
+def fleet() -> Fleet:
+    """Of one worker, 7, with one stage, 1."""
+    plan = SimpleNamespace(spec=SimpleNamespace(name="block"))
+    replica = SimpleNamespace(block_of=lambda stage: plan if stage == 1 else None)
+    return cast(Fleet, SimpleNamespace(by_incarnation={7: replica}.get))
+
+
+def test_an_order_is_completed_at_once_by_a_disk_that_answers(shelf: Shelf) -> None:
+    shelf.may.set()
+    it = Lookups(shelf)
+    for n in (1, 2):
+        completed = it.launch(order(n))
+        assert completed is not None and completed.spec == {"stages": ["known"]}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_disk_that_does_not_answer_is_asked_one_thing_once_and_keeps_nobody(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = Lookups(shelf)
+    assert [it.launch(order(n)) for n in (1, 1, 2, 1)] == [None] * 4
+    assert it.launch(order(3, role="dispatcher")) == order(3, role="dispatcher")
+    change = SetPolicy(1, {})
+    assert it.message(Send(7, change), fleet()) is change
+    assert shelf.asked == [1]
+    assert caplog.messages == ["w#1 waits for the repository, which does not answer"]
+    shelf.may.set()
+    answered()
+    for n in (1, 1, 2):
+        while it.launch(order(n)) is None:
+            answered()
+    assert shelf.asked == [1, 2]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_answer_to_who_is_gone_is_nobody_elses(shelf: Shelf) -> None:
+    it = Lookups(shelf)
+    assert it.launch(order(1)) is None
+    shelf.may.set()
+    answered()
+    while (completed := it.launch(order(2))) is None:
+        answered()
+    assert completed.incarnation == 2
+
+
+def test_what_a_lookup_raises_is_raised(shelf: Shelf) -> None:
+    shelf.error = OSError("a failing disk")
+    shelf.may.set()
+    it = Lookups(shelf)
+    with pytest.raises(OSError, match="a failing disk"):
+        it.launch(order(1))
+    shelf.error = None
+    assert it.launch(order(2)) is not None
+
+
+def test_each_change_of_a_policy_is_asked_for_anew(shelf: Shelf) -> None:
+    """The profile may have been measured meanwhile."""
+    shelf.may.set()
+    it, change = Lookups(shelf), SetPolicy(1, {})
+    for _ in range(2):
+        assert it.message(Send(7, change), fleet()) == SetPolicy(1, {}, profile={"found": 1})
+    assert shelf.asked == ["block", "block"]
+    others = [Send(7, SetPolicy(2, {})), Send(8, change), Send(7, Ping(1))]
+    assert [it.message(o, fleet()) for o in others] == [o.message for o in others]
+    assert shelf.asked == ["block", "block"]
+
+
+def test_without_a_further_thread_the_disk_is_asked_here(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    shelf.may.set()
+    assert Lookups(shelf).launch(order(1)) is not None
