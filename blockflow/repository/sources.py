@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
@@ -332,7 +332,6 @@ def _in_eval(module: nn.Module) -> nn.Module:
 def _settle_weights(module: nn.Module) -> None:
     """What is computed of parameters at each call, in eval mode always the same (torch's
     parametrizations, weight norm and spectral norm), is computed once."""
-    owners = Counter(id(p) for part in module.modules() for p in part._parameters.values())
     for part in list(module.modules()):
         for hook in list(part._forward_pre_hooks.values()):
             if isinstance(hook, WeightNorm):
@@ -340,20 +339,33 @@ def _settle_weights(module: nn.Module) -> None:
             elif isinstance(hook, SpectralNorm):
                 remove_spectral_norm(part, hook.name)
         if parametrize.is_parametrized(part):
-            for name, made_of in list(part.parametrizations.items()):  # type: ignore[operator,union-attr]
-                # A parameter that is somebody else's as well would change there, too.
-                tied = any(owners[id(p)] > 1 for p in made_of._parameters.values())
-                if not tied and _is_settled(part, name):
-                    with suppress(RuntimeError):  # one of another dtype cannot lie in its place
-                        parametrize.remove_parametrizations(part, name)
+            _settle_parametrized(part)
 
 
-def _is_settled(part: nn.Module, name: str) -> bool:
-    """Whether a parametrized weight is the same each time. One that fails is left for the first run
-    of the model, whose failures are told."""
-    with suppress(Exception), torch.random.fork_rng(devices=[]):
-        return torch.equal(getattr(part, name), getattr(part, name))
-    return False
+def _settle_parametrized(part: nn.Module) -> None:
+    """torch's remove_parametrizations() writes into the parameter, which may be somebody else's as
+    well, and into the class, which is also that of copies of ``part``."""
+    made: dict[str, Tensor] = {}
+    for name, made_of in part.parametrizations.items():  # type: ignore[operator,union-attr]
+        weight = _settled(part, name) if isinstance(made_of, ParametrizationList) else None
+        if weight is None:
+            return
+        known = made_of._parameters
+        made[name] = nn.Parameter(weight, requires_grad=False) if known else nn.Buffer(weight)
+    part.__class__ = type(part).__bases__[0]  # of which torch has made one with properties
+    del part.parametrizations
+    for name, weight in made.items():
+        setattr(part, name, weight)
+
+
+def _settled(part: nn.Module, name: str) -> Tensor | None:
+    """A parametrized weight that is the same each time. One that fails is left for the first run of
+    the model, whose failures are told."""
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        weight: Tensor = getattr(part, name)
+        if torch.equal(weight, getattr(part, name)):
+            return weight.contiguous()
+    return None
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
