@@ -18,8 +18,9 @@ from blockflow.cli import profile as cli
 from blockflow.control.policies import policy_misfits
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.cores import Cores
-from blockflow.core.errors import Problem
+from blockflow.core.errors import Problem, RequestError
 from blockflow.core.measuring import Subject, commands
+from blockflow.core.model import ROWS
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import parse_topology
@@ -158,3 +159,15 @@ def test_commands_can_be_pasted_into_a_shell() -> None:
     )
     chains = [(Subject(blocks, chain=True), 1) for blocks in (("a", "b"), ("c", "d"))]
     assert commands(chains) == "blockflow profile --chain a,b && blockflow profile --chain c,d"
+
+
+def test_a_chain_is_measured_with_rows_that_all_its_blocks_take(
+    repository: BlockRepository,
+) -> None:
+    wide = repository.info("a")
+    taken = replace(wide.contract.input, ranges={**wide.contract.input.ranges, ROWS: (1, 12)})
+    narrow = replace(wide, name="narrow", contract=replace(wide.contract, input=taken))
+    wish = run.Wish(["echo"], ["fp32"], threads=[1])
+    assert [cell.rows for cell in run.axes((wide, narrow), wish)] == [1, 2, 4, 8, 12]
+    with pytest.raises(RequestError, match="16 rows: narrow takes up to 12"):
+        run.axes((wide, narrow), replace(wish, rows=[16]))

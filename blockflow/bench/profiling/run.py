@@ -14,9 +14,9 @@ from blockflow.bench.profiling.measurer import Workshop
 from blockflow.bench.profiling.plan import Cell, Effort, cells_of, doubling, lengths_of
 from blockflow.bench.profiling.session import Outcome, Session, Watcher, now_utc
 from blockflow.core.errors import BlockError, RequestError
-from blockflow.core.limits import MAX_ROWS
+from blockflow.core.fitting import most_rows
 from blockflow.core.measuring import refuse_gaps
-from blockflow.core.model import ROWS, BlockInfo, TensorSpec
+from blockflow.core.model import BlockInfo, TensorSpec
 from blockflow.launch.cgroup import available_cores
 from blockflow.repository.manifest import Choice
 from blockflow.repository.profiles import ProfileStore
@@ -86,18 +86,18 @@ def axes(infos: Sequence[BlockInfo], wish: Wish) -> list[Cell]:
         RequestError: INVALID_REQUEST.
     """
     cores = available_cores().at_once
-    spec = infos[0].contract.input
-    most = spec.ranges.get(ROWS, (1, MAX_ROWS))[1]
+    narrowest = min(infos, key=most_rows)
+    most = most_rows(narrowest)
     threads = wish.threads or doubling(cores)
     rows = wish.rows or doubling(min(MOST_ROWS, most))
     for values, limit, what in (
         (threads, cores, f"threads: this process may use {cores} cores"),
-        (rows, most, f"rows: {infos[0].name} takes up to {most}"),
+        (rows, most, f"rows: {narrowest.name} takes up to {most}"),
     ):
         for n in values:
             if not 1 <= n <= limit:
                 raise RequestError("INVALID_REQUEST", f"{n} {what}")
-    return cells_of(threads, rows, _lengths(infos[0].name, spec, wish.lengths))
+    return cells_of(threads, rows, _lengths(infos[0].name, infos[0].contract.input, wish.lengths))
 
 
 def _lengths(block: str, spec: TensorSpec, asked: Sequence[int] | None) -> list[int | None]:
@@ -149,8 +149,7 @@ def measure(
     check: list[Cell] = []
     if wish.choose:
         ends = [cells[0].length, cells[-1].length]
-        most = infos[0].contract.input.ranges.get(ROWS, (1, MAX_ROWS))[1]
-        rows = [r for r in CHECK_ROWS if r <= most]
+        rows = [r for r in CHECK_ROWS if r <= most_rows(infos[0])]
         check = cells_of([cells[0].threads], rows, list(dict.fromkeys(ends)))
     begin = calibrate(_CALIBRATE_S)
     with Workshop(infos, Path(repository.root)) as shop:
