@@ -39,6 +39,8 @@ _BOUNDED = frozenset(
     "full_like new_zeros new_ones new_full new_empty".split()
 )
 """What they give stays within sizes, however large their input is."""
+_FILLED = {"full": 1, "full_like": 1, "new_full": 2}
+"""Which of their arguments all of their numbers are: a size of the input, perhaps."""
 _PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
 """Of two results the second is where the first has stood."""
 _AT_DIM = frozenset(
@@ -181,7 +183,11 @@ class _Walk:
             self.computed = self.computed or name
 
     def _is_bounded(self, node: fx.Node, name: str) -> bool:
-        if name in _BOUNDED or _is_bool(node):
+        if _is_bool(node):
+            return True
+        if name in _FILLED:
+            return not self._follows([node.args[_FILLED[name]]])
+        if name in _BOUNDED:
             return True
         if name in _FROM_TABLE | _MOVED:  # to sizes of the input, perhaps
             return not self._follows([node.args[0]])

@@ -37,6 +37,7 @@ repo = export_rig.repo
 WORDS = 50
 TOKENS = TensorSpec("int64", ("rows", 4))
 FLOATS = TensorSpec("float32", ("rows", 4))
+WIDE = TensorSpec("float32", ("rows", "n"))
 
 
 class Looks(nn.Module):
@@ -82,6 +83,7 @@ def _places(x: Tensor, count: int) -> Tensor:
 _IDS = torch.arange(4)[None]
 WHOLE = Indices((0, WORDS - 1), "")
 FREE = Indices(None, "")
+LONG = Indices(None, "embedding")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,10 @@ FREE = Indices(None, "")
         (lambda t, x: _embed(t, torch.zeros(x.shape[0], dtype=torch.int64)), FLOATS, FREE),
         (lambda t, x: _embed(t, _IDS[:, : x.shape[1]].expand(x.shape)), FLOATS, FREE),
         (lambda t, x: _embed(t, x[:, :1].expand(x.shape)), TOKENS, Indices(None, "embedding")),
+        (lambda t, x: _embed(t, torch.full(x.shape, 3)), WIDE, FREE),
+        # a table may be shorter than the input
+        (lambda t, x: _embed(t, torch.full((1,), x.shape[1])) * x[..., None], WIDE, LONG),
+        (lambda t, x: _embed(t, x.new_full((1,), x.shape[1]).long()) * x[..., None], WIDE, LONG),
         (_branches, TOKENS, Indices(None, "cond")),
         (lambda t, x: x.float() @ t[:4], TOKENS, FREE),
     ],
