@@ -250,9 +250,9 @@ class SlicedPolicy(Policy):
                 self._trips[members[0]] = _Trip((query.key,), at, asked=False)
                 return Run(query.stage, (query.key,))
         # A stage is busy as long as one of its blocks runs a batch, or a batch is between them.
-        seen = {self._slice_of[s][0] if s in self._slice_of else s for s in busy}
+        seen = [self._slice_of[s][0] if s in self._slice_of else s for s in busy]
         self._policy.lanes = self.lanes
-        decision = self._policy.decide(now, seen | self._trips.keys())
+        decision = self._policy.decide(now, [*seen, *(self._trips.keys() - set(seen))])
         if isinstance(decision, Run):
             self._trips[decision.stage] = _Trip(decision.keys, 0, asked=True)
         return decision

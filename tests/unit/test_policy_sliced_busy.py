@@ -8,6 +8,7 @@ from policy_rig import MS, TinyWorker, Walk, facts_for, query
 
 from blockflow.batching.policy import Policy, Run
 from blockflow.batching.registry import create_policy
+from blockflow.batching.sliced import SlicedPolicy
 
 WALK = Walk((1, 2, 3))
 LATE = 10**12
@@ -24,6 +25,20 @@ def test_what_another_policy_has_started_keeps_the_whole_stage(busy: int) -> Non
     policy.arrive(query(1, 0), 0)
     assert policy.decide(0, {busy}) is None
     assert policy.decide(0, {3}) == Run(1, (1,))
+
+
+def test_a_policy_knows_how_many_lanes_are_in_use() -> None:
+    """A stage that another policy runs may have several batches under way."""
+    policy = make()
+    assert isinstance(policy, SlicedPolicy)
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0, [9, 9]) == Run(1, (1,))
+    seen: list[list[int]] = []
+    policy._policy.decide = lambda now, busy=(): seen.append([*busy])  # type: ignore[method-assign, func-returns-value]
+    assert policy.decide(0, [9, 1, 9]) is None and seen == [[9, 1, 9]]
+    policy.done(1, (1,), MS)
+    policy.arrive(query(1, MS, stage=2, first=False), MS)
+    assert policy.decide(MS, [9, 2, 9]) is None and seen[1:] == [[9, 1, 9]]
 
 
 def test_a_batch_between_two_blocks_keeps_the_stage() -> None:
