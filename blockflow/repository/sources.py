@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
@@ -338,20 +337,21 @@ def _settle_weights(module: nn.Module) -> None:
                 remove_weight_norm(part, hook.name)
             elif isinstance(hook, SpectralNorm):
                 remove_spectral_norm(part, hook.name)
-        if parametrize.is_parametrized(part):
-            _settle_parametrized(part)
+        made_of = dict(part.named_children()).get("parametrizations")  # its own: wrappers pass on
+        if isinstance(made_of, nn.ModuleDict):
+            _settle_parametrized(part, made_of)
 
 
-def _settle_parametrized(part: nn.Module) -> None:
+def _settle_parametrized(part: nn.Module, made_of: nn.ModuleDict) -> None:
     """torch's remove_parametrizations() writes into the parameter, which may be somebody else's as
     well, and into the class, which is also that of copies of ``part``."""
     made: dict[str, Tensor] = {}
-    for name, made_of in part.parametrizations.items():  # type: ignore[operator,union-attr]
-        weight = _settled(part, name) if isinstance(made_of, ParametrizationList) else None
+    for name, parts in made_of.items():
+        weight = _settled(part, name) if isinstance(parts, ParametrizationList) else None
         if weight is None:
             return
-        known = made_of._parameters
-        made[name] = nn.Parameter(weight, requires_grad=False) if known else nn.Buffer(weight)
+        trained = parts._parameters
+        made[name] = nn.Parameter(weight, requires_grad=False) if trained else nn.Buffer(weight)
     part.__class__ = type(part).__bases__[0]  # of which torch has made one with properties
     del part.parametrizations
     for name, weight in made.items():

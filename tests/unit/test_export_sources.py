@@ -272,6 +272,10 @@ def parametrized() -> nn.Module:
     return nn.Sequential(*(norm(nn.Linear(4, 4)) for norm in (*new, *old)))
 
 
+def compiled_norm() -> nn.Module:
+    return nn.Sequential(torch.compile(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))))
+
+
 def drawn() -> nn.Module:
     layer = nn.Linear(4, 4)
     nn.utils.parametrize.register_parametrization(layer, "weight", Drawn())
@@ -290,6 +294,8 @@ def test_weights_that_are_made_of_others_are_made_once() -> None:
         assert not layer._forward_pre_hooks
     layer = made_here("drawn").module
     assert not torch.equal(layer(x), layer(x)), "the export refuses it, and is to see it"
+    wrapper = made_here("compiled_norm").module[0]
+    assert type(wrapper._orig_mod) is nn.Linear and wrapper(x).shape == (2, 4)
 
 
 class Doubled(nn.Module):
