@@ -14,7 +14,7 @@ from typing import Any
 from blockflow.core.errors import BlockError, BlockFlowError, RepositoryError
 from blockflow.core.guess import FEW, Guesses, near
 from blockflow.core.limits import MAX_ROWS
-from blockflow.core.model import BlockInfo
+from blockflow.core.model import ROWS, BlockInfo, TensorSpec
 
 AUTO = "auto"
 TORCH_EXPORT = "torch.export"
@@ -228,11 +228,8 @@ def misfits(
     guesses = Guesses(kind.options, FEW)
     for option, value in given.items():
         problem = _option_problem(kind, option, value, device, guesses)
-        if not problem and option == FIXED_ROWS and (dynamic := block.contract.input.dynamic):
-            problem = (
-                f"option {option!r} is for blocks of which only the rows are dynamic",
-                f"so are here: {', '.join(dynamic)}",
-            )
+        if not problem and option == FIXED_ROWS:
+            problem = _rows_problem(block.contract.input, value)
         if problem:
             found.append(_refused(block, f"options.{option}", *problem))
     if precision not in kind.files:
@@ -300,11 +297,17 @@ def _option_problem(
 
 
 def _are_rows(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and 1 <= len(value) <= MOST_FIXED_ROWS
-        and all(type(n) is int and 1 <= n <= MAX_ROWS for n in value)
-    )
+    few = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_FIXED_ROWS
+    return few and all(type(n) is int and 1 <= n <= MAX_ROWS for n in value)
+
+
+def _rows_problem(taken: TensorSpec, rows: Sequence[int]) -> tuple[str, str] | None:
+    if taken.dynamic:
+        why = f"option {FIXED_ROWS!r} is for blocks of which only the rows are dynamic"
+        return why, f"so are here: {', '.join(taken.dynamic)}"
+    most = taken.ranges.get(ROWS, (1, MAX_ROWS))[1]
+    why = f"option {FIXED_ROWS!r} has {max(rows)}, the block was exported for {most} at most"
+    return (why, f"leave out what is larger than {most}") if max(rows) > most else None
 
 
 def _missing_file(

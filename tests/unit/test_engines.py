@@ -77,6 +77,14 @@ def test_fixed_rows_need_all_other_dims_fixed() -> None:
     assert "length" in problem.hint
 
 
+def test_fixed_rows_are_at_most_what_the_block_was_exported_for() -> None:
+    few = TensorSpec("float32", ("rows", 2), {"rows": (1, 8)})
+    block = replace(FULL, contract=Contract(few, few))
+    select(block, "openvino", options={"rows": [1, 8]})
+    (problem,) = misfits(block, "openvino", options={"rows": [1, 9]})
+    assert "exported for 8" in problem.message and problem.details["field"] == "options.rows"
+
+
 def test_auto_is_this_machines_choice() -> None:
     block = replace(FULL, choices={"here": CHOICE | {"options": {}}})
     assert select(block, machine="here").variant == "onnx-int8"
