@@ -43,6 +43,7 @@ _FILLED = {"full": 1, "full_like": 1, "new_full": 2}
 """Which of their arguments all of their numbers are: a size of the input, perhaps."""
 _PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
 """Of two results the second is where the first has stood."""
+_ARGS = frozenset("argmax argmin argsort".split())
 _AT_DIM = frozenset(
     "gather index_add index_copy index_fill index_reduce index_select scatter scatter_add "
     "scatter_reduce".split()
@@ -58,10 +59,13 @@ class Indices:
         span: least and greatest of the input's integers that lead out of no table that they are
             looked up in themselves; None: there is no such.
         computed: an operator whose indices are computed of the input, '' = there is none.
+        by_length: one that looks up by anything else that follows from the input, in a table of a
+            fixed size, and so perhaps by its dims, which no check of integers bounds.
     """
 
     span: Span | None
     computed: str
+    by_length: str = ""
 
 
 def indices_of(program: Any) -> Indices:
@@ -70,7 +74,7 @@ def indices_of(program: Any) -> Indices:
     walk = _Walk()
     for node in program.graph_module.graph.nodes:
         walk.node(node, program.graph_module, str(given))
-    return Indices(walk.span, walk.computed)
+    return Indices(walk.span, walk.computed, walk.by_length)
 
 
 def span_within(found: Indices, block: BlockInfo) -> Span | None:
@@ -117,29 +121,45 @@ def _both(a: Span, b: Span) -> Span:
 class _Walk:
     """Follows the input through a graph. ``_own``: values that are its integers as they are;
     ``_limited``: those that were brought within a span; ``_made``: others that are computed of it,
-    and may be as large as it likes. ``_memory``: of each value,
-    who made the memory that it may lie in, as a view does in what it is of."""
+    and may be as large as it likes. ``_later``: whatever follows from it, its dims among that;
+    ``_steady``: what of this grows with none of them. ``_memory``: of each value, who made the
+    memory that it may lie in, as a view does in what it is of."""
 
     def __init__(self) -> None:
         self.span: Span | None = None
         self.computed = ""
+        self.by_length = ""
         self._own: set[fx.Node] = set()
+        self._later: set[fx.Node] = set()
+        self._steady: set[fx.Node] = set()
         self._limited: dict[fx.Node, Span] = {}
         self._made: set[fx.Node] = set()
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
 
     def node(self, node: fx.Node, module: Any, given: str) -> None:
         """Take in the next node of the graph."""
-        if node.op == "placeholder" and node.name == given and not _is_bool(node):
-            self._own.add(node)
+        if node.op == "placeholder" and node.name == given:
+            self._later.add(node)
+            if not _is_bool(node):
+                self._own.add(node)
         name = _name(node)
         self._memory[node] = self._lies(node)
-        if node.op != "call_function" or not self._follows(node.all_input_nodes):
+        follows = self._follows(node.all_input_nodes)
+        if node.op != "call_function" or (
+            not follows and self._later.isdisjoint(node.all_input_nodes)
+        ):
             return
-        if any(_looks_up(graph) for graph in _graphs(node, module)):
-            self.computed = self.computed or name
+        self._later.add(node)
+        moved = name in _MOVED and node.args[0] in self._steady
+        if moved or _is_bool(node) or _is_place(node, name):
+            self._steady.add(node)
         for index, size, least in _lookups(node, name):
             self._look_up(name, index, size, least)
+        if any(_looks_up(graph) for graph in _graphs(node, module)):
+            self.by_length = self.by_length or name
+            self.computed = self.computed or name * follows
+        if not follows:
+            return
         self._note_write(node)
         if self._is_bounded(node, name):
             return
@@ -179,8 +199,13 @@ class _Walk:
         if index in self._own and size is not None:
             span = (least, size - 1)
             self.span = span if self.span is None else _both(self.span, span)
-        elif self._follows([index]):
+            return
+        follows = self._follows([index])
+        if follows:
             self.computed = self.computed or name
+        grows = index in self._later - self._steady or follows
+        if size is not None and limit is None and grows:
+            self.by_length = self.by_length or name
 
     def _is_bounded(self, node: fx.Node, name: str) -> bool:
         if _is_bool(node):
@@ -196,6 +221,19 @@ class _Walk:
             places = isinstance(source, fx.Node) and _name(source) in _PLACES
             return places and bool(place == 1)
         return False
+
+
+def _is_place(node: fx.Node, name: str) -> bool:
+    """Whether it says where something stands in a dim of a fixed size."""
+    known, source = _ARGS, node.args[0] if name == "getitem" else None
+    if isinstance(source, fx.Node) and node.args[1] == 1:
+        known, node, name = _PLACES, source, _name(source)
+    if name not in known:
+        return False
+    at = 2 if name in ("topk", "kthvalue") else 1
+    last = None if name in ("argmax", "argmin") else -1  # None: all dims
+    dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim", last)
+    return _size(node.args[0], dim) is not None
 
 
 def _limit(node: fx.Node, name: str) -> Span | None:

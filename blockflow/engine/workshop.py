@@ -295,6 +295,8 @@ def _write_package(block: BlockInfo, source: Path, target: Path, example: Tensor
     indices = indices_of(program)
     if indices.computed and (block.int_below is None or example.is_floating_point()):
         raise _unbounded(block, indices.computed)
+    if indices.by_length and not block.contract.input.bounded:
+        raise _any_length(block, indices.by_length)
     program.example_inputs = ((example,), {})
     package = target.with_suffix(".pt2")  # the packager insists on the ending
     said = {INDICES: to_text(span_within(indices, block))}
@@ -320,6 +322,17 @@ def _unbounded(block: BlockInfo, operator: str) -> ExportError:
         if floats
         else "export the block with --int-below (the size of the vocabulary), which is checked "
         f"then; or clamp() the indices, or {AS_IT_IS}",
+    )
+
+
+def _any_length(block: BlockInfo, operator: str) -> ExportError:
+    """What was verified are the ends of ranges."""
+    return ExportError(
+        "EXPORT_FAILED",
+        f"{operator} looks something up by what follows from the input, whose lengths have no end: "
+        "machine code would end the worker where one leads out of the table",
+        where=block.name,
+        hint=f"export the block with --range, up to what the table is for; or {AS_IT_IS}",
     )
 
 

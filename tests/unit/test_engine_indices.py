@@ -140,7 +140,29 @@ def test_what_looks_up_by_the_input(
     if found is None:  # a part of the input counts as computed of it
         assert asked.computed and asked.span == (0, WORDS - 1)
     else:
-        assert asked == found
+        assert (asked.span, asked.computed) == (found.span, found.computed)
+
+
+@pytest.mark.parametrize(
+    ("what", "by_length"),
+    [
+        (_embed, ""),
+        (lambda t, x: _embed(t, x.clamp(0, 9)), ""),
+        (lambda t, x: _embed(t, x) + _embed(t, torch.arange(x.shape[1])), "embedding"),
+        (_positions, "embedding"),
+        (lambda t, x: t[x.argmax(1)], "index"),
+        (lambda t, x: t[torch.stack((x, -x), 2).argmax(2)] + _embed(t, (x > 0).long()), ""),
+        (lambda t, x: t[torch.stack((x, -x), 2).topk(1)[1]], ""),
+        (lambda t, x: t[x.topk(1)[1]], "index"),
+        (lambda t, x: x[torch.arange(x.shape[0]), x.argmax(1)], ""),  # as long as the input
+    ],
+)
+def test_what_looks_up_by_the_inputs_length(
+    what: Callable[[Tensor, Tensor], Tensor], by_length: str
+) -> None:
+    """Which no check of integers bounds."""
+    spec, example = TensorSpec("int64", ("rows", "n")), torch.zeros(3, 4, dtype=torch.int64)
+    assert indices_of(export_program(Looks(what).eval(), spec, example)).by_length == by_length
 
 
 def test_what_the_manifest_says_is_for_computed_indices() -> None:
@@ -268,6 +290,7 @@ def test_machine_code_gets_no_index_out_of_the_table(
     [
         (lambda x: x * 2 - 2 * x + x, TOKENS, "--int-below"),
         (lambda x: x.clamp(0, 9).long(), FLOATS, "clamp"),
+        (lambda x: (x > 0).cumsum(1), TensorSpec("int64", ("rows", "n")), "--range"),
     ],
 )
 def test_machine_code_needs_a_bound(
