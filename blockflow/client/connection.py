@@ -104,7 +104,7 @@ class Connection:
         self._io = IoThread(core, protect, tap)
         self._pid = os.getpid()
         # Also ends the thread of a client that its program forgot to close.
-        self._finalizer = weakref.finalize(self, self._io.shut_down)
+        self._finalizer = weakref.finalize(self, self._io.abandon)
         self._finalizer.atexit = False  # the thread itself sees to that
 
     # --- calls -----------------------------------------------------------------------------------

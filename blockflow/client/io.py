@@ -143,8 +143,17 @@ class IoThread:
         """A lock that this thread may wait for."""
         return SharedLock()
 
+    def abandon(self) -> None:
+        """End the thread soon; in a forked child, which has none, do nothing.
+
+        Whoever drops the last reference waits for nothing. It may be a thread at its very end, to
+        which the client was local: a join there would enter it in threading's books again.
+        """
+        if os.getpid() == self._pid:
+            self.stop()
+
     def shut_down(self) -> None:
-        """End the thread and wait for that; in a forked child, which has none, do nothing."""
+        """End the thread and wait for that; in a forked child do nothing."""
         if os.getpid() == self._pid:
             self.stop()
             self.join()

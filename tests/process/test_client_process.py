@@ -180,6 +180,24 @@ def test_a_forgotten_client_is_collected_with_its_thread() -> None:
         assert not thread.is_alive()
 
 
+def test_a_client_that_its_thread_forgot_leaves_no_dummy_of_it() -> None:
+    """As a pool's threads have one each, which goes when they have ended."""
+    own = threading.local()
+    with FakeDispatcher() as fake:
+
+        def work() -> None:
+            own.client = Client(fake.endpoint)
+            own.client.infer("echo", X)
+
+        before = set(threading.enumerate())
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(5)
+        wait_until(lambda: set(threading.enumerate()) <= before)
+
+
 def test_clients_leave_no_threads_and_no_descriptors() -> None:
     me = psutil.Process()
 
