@@ -26,11 +26,13 @@ _HOMES = {
 __all__ = ["AsyncClient", "BlockFlowError", "Client", "Result", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+if not TYPE_CHECKING:  # for a type checker any name would be one of the package's
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, assert_type
 
-from blockflow.client import AsyncClient, Client
+# Misspelt names are found: an ignore without need is an error, too.
+from blockflow import Reslut  # type: ignore[attr-defined]  # noqa: F401
+from blockflow.client import AsyncClient, Cleint, Client  # type: ignore[attr-defined]  # noqa: F401
 from blockflow.client.pending import PendingRequest
 from blockflow.client.result import Result
 from blockflow.core.errors import BlockFlowError
