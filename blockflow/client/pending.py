@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from threading import Condition
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from blockflow.client.thread import SharedLock
 
@@ -49,6 +49,13 @@ class PendingRequest(Future[T]):
         self._waiting = waiting
         # Running from the start: the base class would otherwise end it behind the core's back.
         self.set_running_or_notify_cancel()
+
+    def __reduce__(self) -> NoReturn:
+        """For copy and pickle, as with clients; a copy would never end."""
+        raise TypeError(
+            "cannot copy or pickle a PendingRequest: the answer comes to this one alone; "
+            "pass on its result() instead"
+        )
 
     def cancel(self) -> bool:
         """Ask for the end of the request; False when it has ended already.

@@ -241,6 +241,13 @@ def test_a_client_is_not_copied_nor_sent_to_another_process(
     asyncio.run(made.close()) if kind is AsyncClient else made.close()
 
 
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_nor_is_a_request_under_way(client: Any, how: Callable[[Any], Any]) -> None:
+    """Nobody would end a copy."""
+    with pytest.raises(TypeError, match=r"a PendingRequest: .*pass on its result\(\)"):
+        how(client.submit("held", X))
+
+
 @pytest.mark.parametrize("names", [b"two", bytearray(b"two"), memoryview(b"two")])
 def test_bytes_are_no_names_of_tasks(client: Any, names: Any) -> None:
     with pytest.raises(BlockFlowError, match=f"not {type(names).__name__}") as e:
