@@ -21,6 +21,7 @@ from typing import Any, Literal
 from blockflow.client.address import dispatcher_address, is_local, protection
 from blockflow.client.core import ClientCore
 from blockflow.client.counters import Counters
+from blockflow.client.ends import Owner
 from blockflow.client.io import IoThread
 from blockflow.client.outcome import Answered, Described, Failed, Outcome
 from blockflow.client.pending import PendingRequest
@@ -169,7 +170,7 @@ class Connection:
             else:
                 future.set_result(answers[tasks] if isinstance(tasks, str) else answers)
 
-        self._io.post(call, rid, end)
+        self._io.post(call, rid, Owner(end, future.lock))
         return future
 
     def tasks(self, timeout_s: float) -> Future[dict[str, TaskRoute]]:
@@ -257,7 +258,7 @@ class Connection:
             elif isinstance(outcome, Failed):
                 future.set_exception(outcome.error)
 
-        self._io.post(call, rid, end)
+        self._io.post(call, rid, Owner(end, future.lock))
         return future
 
     def _new_pending(self, request_id: bytes) -> PendingRequest[Any]:

@@ -17,6 +17,7 @@ import zmq
 
 from blockflow.client.core import ClientCore
 from blockflow.client.dealer import Dealer
+from blockflow.client.ends import Ends, Owner
 from blockflow.client.line import Line
 from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
@@ -42,7 +43,6 @@ _LONGEST_POLL_MS = 3_600_000
 """A caller's patience may be longer than the poller can count."""
 
 Call = Callable[[], list[Outcome]]
-End = Callable[[Outcome], None]
 
 
 class IoThread:
@@ -68,9 +68,9 @@ class IoThread:
         self._tap = tap
         self._ending = False  # the connection has ended, but what came on it is not all read yet
         self._failed = ""
-        self._mailbox: deque[tuple[Call, bytes | None, End | None]] = deque()
-        self._ends: dict[bytes, End] = {}
-        self._lock = self.new_lock()  # a signal's handler may post in the middle of a post
+        self._mailbox: deque[tuple[Call, bytes | None, Owner | None]] = deque()
+        self._ends = Ends()
+        self._lock = threading.RLock()  # a signal's handler may post in the middle of a post
         self._closed = False
         self._poller = zmq.Poller()
         self.side = SideConnection()
@@ -101,15 +101,15 @@ class IoThread:
         # falls over, what they have become.
         atexit.register(self.shut_down)
 
-    def post(self, call: Call, request_id: bytes | None, end: End | None) -> None:
-        """Run ``call`` in the thread; ``end`` gets the outcome of ``request_id``, exactly once.
+    def post(self, call: Call, request_id: bytes | None, owner: Owner | None) -> None:
+        """Run ``call`` in the thread; ``owner`` gets the outcome of ``request_id``, exactly once.
 
         Raises:
             RequestError: CANCELLED, the connection is closed.
             SystemError_: INTERNAL, its thread has failed.
         """
-        taken = self._ring(partial(self._mailbox.append, (call, request_id, end)))
-        if not taken and end is not None:
+        taken = self._ring(partial(self._mailbox.append, (call, request_id, owner)))
+        if not taken and owner is not None:
             if self._failed:
                 raise _defect(self._failed)
             raise RequestError("CANCELLED", "the client is closed", where=self._core.link.address)
@@ -120,12 +120,17 @@ class IoThread:
 
     def _ring(self, act: Callable[[], None]) -> bool:
         """Run ``act`` and wake the thread; False when it is closed."""
-        with self._lock:
-            if self._closed:
-                return False
-            act()
-            self._wakeup.ring()
-            return True
+        held = SharedLock.held
+        held.depth += 1
+        try:
+            with self._lock:  # the interpreter's own: no signal leaves it taken
+                if self._closed:
+                    return False
+                act()
+                self._wakeup.ring()
+                return True
+        finally:
+            held.depth -= 1
 
     def _end(self) -> None:
         self._closed = True
@@ -136,7 +141,12 @@ class IoThread:
         lock of any client's :meth:`new_lock`.
         """
         if not SharedLock.held.depth:
-            with suppress(RequestError), self.awaited():
+            self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
+        with suppress(RequestError), self.awaited():
+            self.ended.result()
+            if not self._ends:  # else it stays for those that could not be told yet
                 self._thread.join()
 
     def new_lock(self) -> SharedLock:
@@ -156,7 +166,7 @@ class IoThread:
         """End the thread and wait for that; in a forked child do nothing."""
         if os.getpid() == self._pid:
             self.stop()
-            self.join()
+            self._wait_for_end()
 
     def is_current(self) -> bool:
         """Whether the caller runs in this thread, as callbacks do."""
@@ -180,13 +190,16 @@ class IoThread:
                 self._closed = True
             closed = RequestError("CANCELLED", "the client was closed")
             self._end_all(_defect(self._failed) if self._failed else closed)
-            self.side.close()
-            self._dealer.close(_CLOSE_LINGER_MS)
-            self._context.term()
-            self._wakeup.close()
-            del self._line, self._reception  # which refer to this
-            atexit.unregister(self.shut_down)
-            self.ended.set_result(None)
+            try:
+                self.side.close()
+                self._dealer.close(_CLOSE_LINGER_MS)
+                self._context.term()
+                self._wakeup.close()
+                del self._line, self._reception  # which refer to this
+                atexit.unregister(self.shut_down)
+            finally:
+                self.ended.set_result(None)
+            self._ends.finish()
 
     def _loop(self) -> None:
         core, dealer, wakeup, poller = self._core, self._dealer, self._wakeup, self._poller
@@ -203,6 +216,7 @@ class IoThread:
             if self._side_fd in ready:
                 self.side.receive()
             self._take_calls()
+            self._ends.retry(time.monotonic_ns())
             # Replies first: what came before a disconnect is not lost with it.
             if sock in ready:
                 self._reception.receive()
@@ -223,7 +237,7 @@ class IoThread:
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
 
     def _poll_ms(self) -> int | None:
-        times = (self._core.next_wakeup(), self._line.next_wakeup())
+        times = (self._core.next_wakeup(), self._line.next_wakeup(), self._ends.next_wakeup())
         dues = [t for t in times if t is not None]
         if not dues:
             return None
@@ -234,19 +248,19 @@ class IoThread:
         if self._line.refused and self._mailbox:  # who was refused tries again when asked to
             self._line.dial()
         while self._mailbox:
-            call, rid, end = self._mailbox.popleft()
+            call, rid, owner = self._mailbox.popleft()
             try:
                 outcomes = call()
             except BlockFlowError as exc:
-                if rid is not None and end is not None:
-                    _tell(end, Failed(rid, exc))
+                if rid is not None and owner is not None:
+                    self._ends.tell_to(owner, Failed(rid, exc))
                 continue
             except Exception as exc:  # a defect: :meth:`_run` ends the others
-                if rid is not None and end is not None:
-                    _tell(end, Failed(rid, _defect(repr(exc))))
+                if rid is not None and owner is not None:
+                    self._ends.tell_to(owner, Failed(rid, _defect(repr(exc))))
                 raise
-            if rid is not None and end is not None:
-                self._ends[rid] = end
+            if rid is not None and owner is not None:
+                self._ends.expect(rid, owner)
             self._deliver(outcomes)
 
     def _watch(self) -> None:
@@ -349,10 +363,7 @@ class IoThread:
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            end = self._ends.pop(outcome.request_id, None)
-            if end is not None:
-                _tell(end, outcome)
-            elif isinstance(outcome, Answered):
+            if not self._ends.tell(outcome) and isinstance(outcome, Answered):
                 self._core.unclaimed.extend(f for f in outcome.frames if isinstance(f, Place))
         while self._core.unclaimed:
             self.side.release(self._core.unclaimed.popleft())
@@ -365,19 +376,11 @@ class IoThread:
 
     def _end_all(self, error: BlockFlowError) -> None:
         while self._mailbox:
-            _, rid, end = self._mailbox.popleft()
-            if rid is not None and end is not None:
-                _tell(end, Failed(rid, error))
-        for rid in list(self._ends):
+            _, rid, owner = self._mailbox.popleft()
+            if rid is not None and owner is not None:
+                self._ends.tell_to(owner, Failed(rid, error))
+        for rid in self._ends.expected():
             self._deliver([Failed(rid, error)])
-
-
-def _tell(end: End, outcome: Outcome) -> None:
-    """Hand an outcome to its owner, whose callbacks run in this."""
-    try:
-        end(outcome)
-    except BaseException:  # a future logs others: SystemExit, and what frameworks end tests with
-        log.exception("a callback wanted to end the client's thread")
 
 
 def _cannot_begin(exc: Exception, address: str) -> BlockFlowError:

@@ -44,6 +44,7 @@ class PendingRequest(Future[T]):
         super().__init__()
         # Whoever waits for several at once takes it by this name as well (concurrent.futures.wait).
         self._condition = Condition(cast(Any, lock))
+        self.lock = lock
         self.request_id = request_id
         self._ask_cancel = cancel
         self._waiting = waiting

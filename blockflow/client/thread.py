@@ -131,11 +131,20 @@ class SharedLock:
             self._lock.release()
         return not free
 
+    def gets_free(self, patience_s: float) -> bool:
+        """Whether nobody holds it, be it after a while."""
+        free = self.acquire(timeout=patience_s)
+        if free:
+            self.release()
+        return free
+
     def __enter__(self) -> bool:
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        # What a signal's handler raises may come while a Condition has given it up, and is told.
+        if self._is_owned():
+            self.release()
 
     # What a Condition asks of an RLock: who waits in it holds it no more, however often he did.
 

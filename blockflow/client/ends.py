@@ -1,0 +1,101 @@
+"""Tells the owners of requests how these ended, in the client's thread, which waits for nobody.
+
+An exception that a signal's handler raises (Ctrl-C, the time limit of a job queue) may leave the
+lock of a future taken for ever: on a ``with``'s way in or out, or amid those of all the requests
+that ``concurrent.futures.wait`` looks at. Whoever took it can still wait for the answer, and gives
+the lock up in doing so. All others are to be served on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blockflow.client.outcome import Outcome
+from blockflow.client.thread import SharedLock
+
+log = logging.getLogger("blockflow.client")
+
+_PATIENCE_S = 0.05
+"""Nobody who is at work holds such a lock for so long."""
+
+_FIRST_NS, _LONGEST_NS = 5_000_000, 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Of a request: ``tell`` gets its outcome, exactly once, and takes ``lock`` in passing."""
+
+    tell: Callable[[Outcome], None]
+    lock: SharedLock
+
+
+class Ends:
+    """Who is to be told of what; used from the client's thread alone."""
+
+    def __init__(self) -> None:
+        self._owners: dict[bytes, Owner] = {}
+        self._late: deque[tuple[Owner, Outcome]] = deque()
+        self._pause_ns = _FIRST_NS
+        self._due_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._owners) + len(self._late)
+
+    def expect(self, request_id: bytes, owner: Owner) -> None:
+        """``owner`` waits for the end of this request."""
+        self._owners[request_id] = owner
+
+    def expected(self) -> list[bytes]:
+        """The requests that have not ended."""
+        return list(self._owners)
+
+    def tell(self, outcome: Outcome) -> bool:
+        """Tell the owner; False: there is none."""
+        owner = self._owners.pop(outcome.request_id, None)
+        if owner is not None:
+            self.tell_to(owner, outcome)
+        return owner is not None
+
+    def tell_to(self, owner: Owner, outcome: Outcome) -> None:
+        """Tell this one, as soon as its lock is free."""
+        if owner.lock.gets_free(0.0 if self._late else _PATIENCE_S):
+            _tell(owner, outcome)
+        else:
+            self._late.append((owner, outcome))
+
+    def next_wakeup(self) -> int | None:
+        """When :meth:`retry` should run next."""
+        return self._due_ns if self._late else None
+
+    def retry(self, now_ns: int) -> None:
+        """Tell those whose locks have become free."""
+        if not self._late or now_ns < self._due_ns:
+            return
+        count = len(self._late)
+        for _ in range(count):
+            owner, outcome = self._late.popleft()
+            if owner.lock.gets_free(0.0):
+                _tell(owner, outcome)
+            else:
+                self._late.append((owner, outcome))
+        stuck = len(self._late) == count
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_NS) if stuck else _FIRST_NS
+        self._due_ns = now_ns + self._pause_ns
+
+    def finish(self) -> None:
+        """Retry until all are told."""
+        while self._late:
+            time.sleep(max(0, self._due_ns - time.monotonic_ns()) / 1e9)
+            self.retry(time.monotonic_ns())
+
+
+def _tell(owner: Owner, outcome: Outcome) -> None:
+    """Hand an outcome to its owner, whose callbacks run in this."""
+    try:
+        owner.tell(outcome)
+    except BaseException:  # a future logs others: SystemExit, and what frameworks end tests with
+        log.exception("a callback wanted to end the client's thread")
