@@ -17,7 +17,7 @@ from blockflow.core.text import a_kind
 
 
 class BaseClient:
-    """What returns at once; the arguments are those of :class:`Connection`."""
+    """What returns at once."""
 
     def __init__(
         self,
@@ -30,6 +30,21 @@ class BaseClient:
         server_key: str | None = None,
         tap: Tap | None = None,
     ) -> None:
+        """Begin to connect, and wait for nothing; a client belongs to the process that makes it.
+
+        Args:
+            address: ``tcp://host:port`` or ``ipc://path`` of a Dispatcher; by default the
+                environment's BLOCKFLOW_ADDRESS, else ``tcp://127.0.0.1:5755``.
+            connect_timeout_s: a call fails when there is no connection for so long.
+            max_pending: more unanswered requests than this are refused with OVERLOADED.
+            shared_memory: ``auto``: large tensors go through memory that a Dispatcher of this host
+                grants, in messages where it does not; ``off``: always in messages.
+            client_keys: this client's key file, for a Dispatcher that asks for keys on tcp; by
+                default the environment's BLOCKFLOW_CLIENT_KEYS.
+            server_key: the Dispatcher's public key (64 hex digits) or a file with it; by default
+                the environment's BLOCKFLOW_SERVER_KEY, else what the key file says.
+            tap: is told what passes the socket, for tests and judges.
+        """
         self._connection = Connection(
             address,
             connect_timeout_s=connect_timeout_s,

@@ -54,19 +54,7 @@ Read = Callable[[TensorDesc, Any], Any]
 class Connection:
     """Connects at once and reconnects for ever, in the background.
 
-    Args:
-        address: ``tcp://host:port`` or ``ipc://path`` of a Dispatcher; by default the environment's
-            BLOCKFLOW_ADDRESS, else ``tcp://127.0.0.1:5755``.
-        connect_timeout_s: a call fails when there is no connection for so long.
-        max_pending: more unanswered requests than this are refused with OVERLOADED.
-        shared_memory: ``auto``: large tensors go through memory that a Dispatcher of this host
-            grants, in messages where it does not; ``off``: always in messages.
-        client_keys: this client's key file, for a Dispatcher that asks for keys on tcp; by default
-            the environment's BLOCKFLOW_CLIENT_KEYS.
-        server_key: the Dispatcher's public key (64 hex digits) or a file with it; by default the
-            environment's BLOCKFLOW_SERVER_KEY, else what the key file says.
-        tap: is told what passes the socket, for tests and judges.
-
+    The arguments are those of :class:`~blockflow.client.base.BaseClient`.
     A connection belongs to the process that made it; after a fork the child makes its own.
     """
 

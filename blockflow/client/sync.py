@@ -18,8 +18,7 @@ T = TypeVar("T")
 class Client(BaseClient):
     """Sends tasks to a BlockFlow system over one kept connection; safe to share between threads.
 
-    Args: see :class:`~blockflow.client.connection.Connection`. The constructor does not wait for
-    the connection; calls do.
+    The constructor does not wait for the connection; calls do.
     """
 
     @overload
