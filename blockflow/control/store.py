@@ -124,11 +124,16 @@ class StateStore:
         temp, spare = self.root / f".{CURRENT}.new", self.root / f".{PREVIOUS}.new"
         try:
             self._keep_lock()
-            _write_synced(temp, data)
-            if self._copy_former(spare):
+            write_file(temp, data, sync=True)
+            if former := self._copy_former(spare):
                 os.replace(spare, self.root / PREVIOUS)
             os.replace(temp, self.root / CURRENT)
-            self._sync_folder()
+            try:
+                self._sync_folder()
+            except OSError:
+                if former:  # it was told as not stored: the next start must not deploy it
+                    os.replace(self.root / PREVIOUS, self.root / CURRENT)
+                raise
         except OSError as e:
             for path in (temp, spare):
                 with suppress(OSError):
@@ -362,7 +367,7 @@ class StateStore:
                 return True
         elif self._is_new():
             return False
-        _write_synced(spare, seal(self._state.to_dict(), FORMAT))
+        write_file(spare, seal(self._state.to_dict(), FORMAT), sync=True)
         return True
 
     def _is_new(self) -> bool:
@@ -393,7 +398,3 @@ class StateStore:
             where=str(e.filename or self.root),
             hint="check the directory and its permissions, or name another --state-dir",
         )
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    write_file(path, data, sync=True)

@@ -264,7 +264,7 @@ def test_a_full_disk_is_507_and_leaves_state_and_service(
         system.apply(BODY)
         before = (tmp_path / "state" / store.CURRENT).read_bytes()
         save(repository, "b", 20, "2")
-        monkeypatch.setattr(store, "_write_synced", no_room)
+        monkeypatch.setattr(store, "write_file", no_room)
         answer = plain_http.post(f"{system.rest_url}/v1/system-update", json=BODY, timeout=60)
         assert answer.status_code == 507, answer.text
         assert answer.json()["error"]["code"] == "NO_SPACE"

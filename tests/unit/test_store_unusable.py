@@ -89,6 +89,30 @@ def test_what_is_stored_can_be_read_however_large(
         assert 1 <= len(store.state.history) < 8
 
 
+@pytest.mark.parametrize(("step", "number"), [("open", errno.EMFILE), ("fsync", errno.EIO)])
+def test_what_is_told_as_not_stored_is_not_there_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int
+) -> None:
+    """The folder cannot be synced, when the new file has its name already."""
+    filled(tmp_path)
+    real = getattr(os, step)
+
+    def fails(at: Path | int, *more: Any, **named: Any) -> Any:
+        if at == tmp_path or (isinstance(at, int) and os.path.isdir(at)):
+            raise OSError(number, os.strerror(number))
+        return real(at, *more, **named)
+
+    with StateStore(tmp_path) as store:
+        monkeypatch.setattr(os, step, fails)
+        with pytest.raises(SystemError_):
+            store.commit(3, {}, TOPOLOGY)
+        monkeypatch.undo()
+        assert store.state.epoch == 2
+    with StateStore(tmp_path) as store:
+        assert (store.state.epoch, store.warning) == (2, "")
+        store.commit(3, {}, TOPOLOGY)
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
 def test_a_file_system_without_locks_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
