@@ -285,9 +285,11 @@ def start_error(replica: Replica, crash: Crash) -> TopologyError:
     if crash.log_tail:
         details["log"] = list(crash.log_tail)
     mend, error = "mend the block and send the update again", crash.error
-    # Not the block's fault: the machine lacks something, or the block was asked for what it cannot.
-    if error is not None and error.hint and (crash.no_room or error.code == "UNSUPPORTED_ENGINE"):
-        mend = f"{error.hint} and send the update again"
+    # Not the block's fault: the machine or the installation lacks something, or the block was asked
+    # for what it cannot.
+    codes = ("UNSUPPORTED_ENGINE", "INTERNAL")
+    if error is not None and error.hint and (crash.no_room or error.code in codes):
+        mend = f"{error.hint}, then send the update again"
     elif crash.passing:
         mend = "the block need not be at fault: send the update again"
     return TopologyError(

@@ -47,4 +47,8 @@ def template_died(status: int | None) -> SystemError_:
     """Nothing can be launched: INTERNAL, with the status of the template where it is known."""
     how = "" if status is None else f": {describe_exit(status)}"
     details = {} if status is None else {TEMPLATE_STATUS: status}
-    return SystemError_("INTERNAL", f"the template process died{how}", details=details)
+    hint = ""
+    if status is not None and status > 0:  # it could not import something, or ended by itself
+        how += "; the output of `blockflow up` has its last words"
+        hint = "mend the installation"
+    return SystemError_("INTERNAL", f"the template process died{how}", hint=hint, details=details)

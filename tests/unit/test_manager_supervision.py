@@ -266,7 +266,7 @@ def test_an_update_without_room_says_what_to_make_room_in(world: World) -> None:
     world.start_fails["b#0"] = SystemError_("NO_SPACE", "full", hint="free some")
     update = world.apply(*AB)
     assert update.error is not None
-    assert update.error.hint == "the old epoch keeps serving; free some and send the update again"
+    assert update.error.hint == "the old epoch keeps serving; free some, then send the update again"
 
 
 def test_a_restart_brings_back_what_was_given_up(world: World) -> None:

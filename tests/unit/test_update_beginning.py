@@ -9,6 +9,7 @@ from control_rig import AB, World, topology
 from blockflow.control.beginning import cut_short
 from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_, TopologyError
+from blockflow.launch.ends import template_died
 
 world = control_rig.world
 AC = (["a", "c"], {"t": ["a", "c"]})
@@ -140,6 +141,13 @@ def test_an_update_may_be_sent_again_where_no_block_is_at_fault(
     assert (error.code, error.retryable) == ("UPDATE_FAILED", again)
     assert ("mend the block" in error.hint) is not again
     assert "send the update again" in error.hint
+
+
+def test_no_block_is_blamed_for_a_template_that_cannot_start(world: World) -> None:
+    """Files of the package were replaced while it runs, say."""
+    error = failed(world, template_died(1))
+    assert "exit status 1; the output of `blockflow up` has its last words" in error.message
+    assert "mend the installation, then send the update again" in error.hint
 
 
 def test_a_worker_that_is_not_ready_in_time_may_be_so_next_time(world: World) -> None:
