@@ -27,6 +27,7 @@ from blockflow.core.engines import AS_IT_IS, ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
+from blockflow.core.scarcity import no_room
 from blockflow.engine.archive import refuse_code
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, onnxruntime
@@ -53,6 +54,8 @@ _INSTEAD: Mapping[str, str] = {
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPERATOR = re.compile(r"<OpOverload\(op='([^']+)'[^>]*>")
+_COMMAND = re.compile(r"Command:\n.*?\n\s*Output:\n", re.DOTALL)
+"""Of a compiler, before its own words: some thousand characters of options."""
 
 _NOT_WRITTEN = 77
 """What an output holds before a run: of any dtype, and unlikely to be a result."""
@@ -68,7 +71,7 @@ class EngineWorkshop:
 
         Raises:
             ExportError: EXPORT_FAILED with the framework's reason.
-            SystemError_: MISSING_EXTRA.
+            SystemError_: MISSING_EXTRA; NO_SPACE, of the compiler as well.
         """
         if block.format != "pt2":
             raise ExportError(
@@ -91,11 +94,9 @@ class EngineWorkshop:
             e.where = e.where or block.name
             raise
         except Exception as e:
-            raise ExportError(
-                "EXPORT_FAILED",
-                f"cannot be written as {kind}: {_reason(e)}",
-                where=block.name,
-                hint=_INSTEAD[kind],
+            why = f"cannot be written as {kind}: {_reason(e)}"
+            raise no_room(e, why, block.name) or ExportError(
+                "EXPORT_FAILED", why, where=block.name, hint=_INSTEAD[kind]
             ) from e
 
     @contextmanager
@@ -136,7 +137,7 @@ def _reason(e: BaseException) -> str:
     repeats the cause at its end."""
     while e.__cause__ is not None and str(e.__cause__).strip():
         e = e.__cause__
-    text = _OPERATOR.sub(r"\1", _COLOURS.sub("", str(e)))
+    text = _COMMAND.sub("", _OPERATOR.sub(r"\1", _COLOURS.sub("", str(e))))
     return f"{type(e).__name__}: {' '.join(text.split())[:500]}"
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor.exc import CppCompileError
 
 from blockflow.cli.main import main
 from blockflow.core.engines import UNLOADED
-from blockflow.core.errors import ExportError
+from blockflow.core.errors import BlockFlowError, ExportError
+from blockflow.engine import workshop
 from blockflow.repository.convert import ConvertReport
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.verdict import none_fit
@@ -57,3 +59,26 @@ def test_a_block_that_is_not_there_is_told_before_anything_is_made(
 @pytest.mark.parametrize("why", [f"{UNLOADED}no such type", "fails on [1, 4]: no such type"])
 def test_where_no_tolerance_helps_the_block_still_runs_as_it_is(why: str) -> None:
     assert "engine 'exported'" in none_fit("b", "onnx", {"openvino": why}).hint
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("x.cpp:1: fatal error: Python.h: No such file or directory", "EXPORT_FAILED"),
+        ("error writing to x.s: No space left on device", "NO_SPACE"),
+    ],
+)
+def test_a_compilers_own_words_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: str
+) -> None:
+    """Not the thousand characters of its command, which come first."""
+
+    def fails(*_: object) -> None:
+        raise CppCompileError(["g++", "x.cpp", *["-Doption"] * 100], said)
+
+    monkeypatch.setattr(workshop, "_write_package", fails)
+    save_block(repository := BlockRepository(tmp_path), "a")
+    with pytest.raises(BlockFlowError) as e:
+        workshop.EngineWorkshop().make("aoti", repository.info("a"), tmp_path, (), tmp_path / "x")
+    assert e.value.code == code and e.value.where == "a"
+    assert said in e.value.message and "-Doption" not in e.value.message
