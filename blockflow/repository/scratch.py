@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blockflow.repository.folder import written
+from blockflow.core.errors import RepositoryError
+from blockflow.core.scarcity import no_room
 
 _PREFIX = "blockflow-scratch-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -30,10 +31,18 @@ def scratch() -> Iterator[Path]:
         SystemError_: NO_SPACE.
         RepositoryError: REPOSITORY_UNUSABLE: no folder can be made in TMPDIR or /tmp.
     """
-    with written(Path(os.environ.get("TMPDIR", "/tmp"))):
+    try:
         base = Path(tempfile.gettempdir())
         sweep(base)
         folder, held = _make(base)
+    except OSError as e:
+        where = os.environ.get("TMPDIR", "/tmp")
+        raise no_room(e, str(e), where) or RepositoryError(
+            "REPOSITORY_UNUSABLE",
+            f"there is no place for temporary files: {e}",
+            where=where,
+            hint="free room there, or name another folder in TMPDIR",
+        ) from e
     try:
         yield folder
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from control_rig import save_echoes
 
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.scratch import scratch, sweep
 
@@ -129,6 +129,17 @@ def test_a_folder_that_cannot_be_held_is_not_tried_for_ever(
     with pytest.raises(SystemError_, match="NO_SPACE"), scratch():
         pass
     assert list(base.iterdir()) == []
+
+
+def test_a_full_disk_for_temporary_files_is_not_told_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tempfile writes a few bytes into each folder that it knows, and tells only that it cannot."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/full"])
+    with pytest.raises(RepositoryError, match=r"temporary files.*/dev/full") as e, scratch():
+        pass
+    assert "TMPDIR" in e.value.hint and "block" not in e.value.message
 
 
 # --- in the repository ----------------------------------------------------------------------------
