@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 
-from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
 
 SCARCE = frozenset(
     {
@@ -40,6 +40,18 @@ _SAID = (
 AWAY = "away"
 """Marks, in an error's details, that a whole repository is not there: a mount may be late, say."""
 
+_UNANSWERED = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,  # a file system whose process has ended
+        errno.EHOSTDOWN,
+        errno.EREMOTEIO,
+    }
+)
+"""What files fail with whose disk, or network's folder, does not answer at present."""
+
 
 def is_away(error: BlockFlowError | None) -> bool:
     """Whether ``error`` says that the repository is away. It may come back, as room may."""
@@ -64,6 +76,20 @@ def is_scarcity(error: BaseException) -> bool:
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def unanswered(error: OSError, path: str) -> RepositoryError | None:
+    """UNKNOWN_BLOCK, away, where what ``path`` lies on does not answer; else None: only then does
+    ``error`` tell something of what is stored."""
+    if error.errno not in _UNANSWERED:
+        return None
+    return RepositoryError(
+        "UNKNOWN_BLOCK",
+        f"the repository does not answer: {error.strerror}",
+        where=path,
+        hint="look after the disk, or the network's folder, that it lies on",
+        details={AWAY: True},
+    )
 
 
 def named(error: BlockFlowError) -> BlockFlowError:

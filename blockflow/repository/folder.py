@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.limits import VERSION_CHARS
 from blockflow.core.onnxfile import ExternalData, NotOnnx, refuse_external
-from blockflow.core.scarcity import is_scarcity, no_room
+from blockflow.core.scarcity import no_room, unanswered
 from blockflow.repository.descriptors import file_of
 from blockflow.repository.manifest import (
     MANIFEST_NAME,
@@ -45,10 +45,12 @@ UNFINISHED = re.compile(r"\.(artifact|manifest)\.\d+(\.before)?")
 _KEPT = re.compile(rf"manifest@({VERSION_CHARS})\.json")
 
 
-def unopened(error: OSError, path: Path) -> SystemError_ | None:
-    """NO_SPACE where ``path`` cannot be opened for want of a descriptor, say; else None: only then
-    does the error tell something of what is stored."""
-    return no_room(error, f"cannot be opened: {error.strerror}", str(path))
+def unopened(error: OSError, path: Path) -> BlockFlowError | None:
+    """NO_SPACE where ``path`` cannot be opened for want of a descriptor, say, UNKNOWN_BLOCK where
+    its disk does not answer; else None: only then does the error tell something of what is stored.
+    """
+    lacking = no_room(error, f"cannot be opened: {error.strerror}", str(path))
+    return lacking or unanswered(error, str(path))
 
 
 def closed(error: OSError, path: Path) -> RepositoryError | None:
@@ -67,7 +69,7 @@ def block_names(root: Path) -> list[str]:
     """Names of the blocks below ``root``, sorted; none where it is not there, or closed to us.
 
     Raises:
-        SystemError_: NO_SPACE.
+        BlockFlowError: NO_SPACE, or the repository does not answer.
     """
     try:
         entries = list(os.scandir(root))
@@ -159,7 +161,7 @@ class Pending:
         try:
             self._before = _bytes(folder, MANIFEST_NAME)
         except OSError as e:
-            if is_scarcity(e):  # it may be there, and would be lost
+            if unopened(e, Path(MANIFEST_NAME)):  # it may be there, and would be lost
                 raise
             self._before = b""
         self.replaces = bool(self._before)
@@ -272,7 +274,7 @@ def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
 
     Raises:
         FileNotFoundError: there is none.
-        RepositoryError: CORRUPT_MANIFEST.
+        RepositoryError: CORRUPT_MANIFEST; UNKNOWN_BLOCK: the repository does not answer.
         SystemError_: NO_SPACE.
     """
     try:
@@ -289,7 +291,7 @@ def read_manifest(folder: int, where: Path, name: str, file: str) -> Manifest:
                 raise RepositoryError("CORRUPT_MANIFEST", "not a regular file", where=str(where))
             raw = f.read(MAX_MANIFEST_BYTES + 1)
     except OSError as e:  # a folder, say
-        raise RepositoryError(
+        raise unopened(e, where) or RepositoryError(
             "CORRUPT_MANIFEST", f"the manifest cannot be read: {e.strerror}", where=str(where)
         ) from None
     return parse_manifest(raw, where=str(where), folder=name)

@@ -380,11 +380,13 @@ class BlockRepository:
 
     def _check(self, fd: int, name: str, pinned: Variant) -> None:
         where = f"{name}/{pinned.file}"
-        size = os.fstat(fd).st_size
-        if size != pinned.bytes:
+        if (size := os.fstat(fd).st_size) != pinned.bytes:
             why = f"the artifact has {size} bytes, the manifest says {pinned.bytes}"
             raise self._mismatch(where, why)
-        found = digest_of(fd)
+        try:
+            found = digest_of(fd)
+        except OSError as e:
+            raise unopened(e, self.root / where) or e from None
         if found != pinned.digest:
             why = f"sha256 is {found[:16]}..., the manifest says {pinned.digest[:16]}..."
             raise self._mismatch(where, why)

@@ -247,11 +247,14 @@ def test_a_full_disk_leaves_no_folder_of_a_block_that_was_none(
     assert sorted(repo.root.iterdir()) == before
 
 
-def test_a_version_that_no_descriptor_is_left_for_is_not_lost(
-    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENFILE, "NO_SPACE"), (errno.EIO, "REPOSITORY_UNUSABLE")]
+)
+def test_a_version_that_cannot_be_opened_just_then_is_not_lost(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
     """A table of descriptors that all processes share is full at one moment and not at the next."""
-    opened, left = os.open, iter([OSError(errno.ENFILE, os.strerror(errno.ENFILE))])
+    opened, left = os.open, iter([OSError(number, os.strerror(number))])
 
     def full_once(path: Any, *args: Any, **more: Any) -> int:
         if path == "manifest.json" and (error := next(left, None)):
@@ -260,7 +263,7 @@ def test_a_version_that_no_descriptor_is_left_for_is_not_lost(
 
     before = state(repo)
     monkeypatch.setattr(os, "open", full_once)
-    with pytest.raises(SystemError_, match="NO_SPACE"):
+    with pytest.raises(BlockFlowError, match=code):
         save_echo(repo, "echo1", SPEC, version="2")
     assert state(repo) == before
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blockflow.core.errors import RepositoryError
 from blockflow.core.model import TensorSpec
+from blockflow.core.scarcity import is_away
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
@@ -81,3 +84,36 @@ def test_no_descriptor_of_a_refused_file_stays_open(repo: BlockRepository) -> No
         with pytest.raises(RepositoryError), repo.artifact("echo1"):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("what", ["blocks", "echo1", "manifest.json", "artifact"])
+def test_what_does_not_answer_is_away_and_not_missing_or_broken(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, what: str, number: int
+) -> None:
+    """A folder of the network whose server is started again, say: it may come back."""
+    opened = os.open
+    name = repo.manifest("echo1").artifact if what == "artifact" else what
+
+    def stale(path: Any, *args: Any, **more: Any) -> int:
+        if Path(path).name == name:
+            raise OSError(number, os.strerror(number))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", stale)
+    with pytest.raises(RepositoryError) as e:
+        repo.verify("echo1")
+    assert e.value.code == "UNKNOWN_BLOCK" and is_away(e.value)
+    assert os.strerror(number) in e.value.message and e.value.where.endswith(name)
+
+
+def test_an_artifact_that_cannot_be_read_to_its_end_is_away(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("hashlib.file_digest", fails)
+    with pytest.raises(RepositoryError) as e:
+        repo.verify("echo1")
+    assert is_away(e.value) and "echo1" in e.value.where
