@@ -39,6 +39,7 @@ class Life:
     hung: str = ""
     spoke_ns: int = 0
     stopping: bool = False
+    short: bool = False
 
 
 class Scripted(Guardian):
@@ -52,7 +53,7 @@ class Scripted(Guardian):
         self.pauses = self.begun = self.ended = 0
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> None:
-        self._anew, self._hung, self._took_over = "", "", False
+        self._anew, self._hung, self._took_over, self._short = "", "", False, False
         self.forks.append((adopt, cause))
         self.deaths.append(died_ns)
 
@@ -61,6 +62,7 @@ class Scripted(Guardian):
         self._served |= life.serves
         self._took_over = life.serves
         self._anew, self._hung, self._spoke_ns = life.anew, life.hung, life.spoke_ns
+        self._short = life.short
         if life.stopping:
             self._stop()
         return life.status
@@ -228,28 +230,6 @@ def test_a_signal_that_comes_as_a_manager_is_forked_reaches_it(
 
 def refused(*_: Any) -> int:
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-
-def test_for_a_successor_that_gets_no_process_there_is_another_try(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It would end all that serves."""
-    it = Scripted(Life(), END)
-    fork, answers = it._fork, iter(["", "NO_SPACE", "NO_SPACE", ""])
-
-    def perhaps(*given: Any) -> None:
-        if code := next(answers):
-            raise SystemError_(code, "no process")
-        fork(*given)
-
-    def awaited(error: SystemError_) -> None:
-        assert it._served and error.code == "NO_SPACE"
-
-    monkeypatch.setattr(it, "_fork", perhaps)
-    monkeypatch.setattr(it, "_await_room", awaited)
-    assert it.run() == 0
-    assert it.forks == [(False, ""), (True, "killed by SIGKILL")]
-    assert (it.pauses, it.begun, it.ended) == (1, 0, 1)
 
 
 def test_a_fork_that_is_refused_is_told_as_such(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""Successors for which the machine has no room: who is served is served on without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blockflow.core.errors import SystemError_
+from tests.unit.test_guardian import END, KILLED, Life, Scripted, alone
+
+__all__ = ["alone"]
+
+SHORT = Life(5, serves=False, short=True)
+
+
+def awaited(it: Scripted) -> Callable[[SystemError_], None]:
+    """Room, without a second between two tries."""
+
+    def check(error: SystemError_) -> None:
+        assert it._served and error.code == "NO_SPACE"
+
+    return check
+
+
+def test_for_a_successor_that_gets_no_process_there_is_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would end all that serves."""
+    it = Scripted(Life(), END)
+    fork, answers = it._fork, iter(["", "NO_SPACE", "NO_SPACE", ""])
+
+    def perhaps(*given: Any) -> None:
+        if code := next(answers):
+            raise SystemError_(code, "no process")
+        fork(*given)
+
+    monkeypatch.setattr(it, "_fork", perhaps)
+    monkeypatch.setattr(it, "_await_room", awaited(it))
+    assert it.run() == 0
+    assert it.forks == [(False, ""), (True, "killed by SIGKILL")]
+    assert (it.pauses, it.begun, it.ended) == (1, 0, 1)
+
+
+def test_those_that_find_no_room_cost_nobody_who_serves_his_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As long as that lasts, and they do not count as crashes."""
+    it = Scripted(Life(), *[SHORT] * 9, Life(), END)
+    monkeypatch.setattr(it, "_await_room", awaited(it))
+    assert it.run() == 0
+    assert it.forks == [(False, "")] + [(True, "killed by SIGKILL")] * 11
+    assert (it.pauses, it.begun, it.ended) == (2, 0, 1)
+
+
+def test_one_that_has_taken_over_or_begins_anew_dies_as_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Scripted(Life(), Life(5, short=True), Life(KILLED, anew="torn"), SHORT, END)
+    monkeypatch.setattr(it, "_await_room", awaited(it))
+    assert it.run() == 0
+    assert [a for a, _ in it.forks] == [False, True, True, False, True]
+    assert it.pauses == 4
