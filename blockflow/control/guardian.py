@@ -78,7 +78,7 @@ class Guardian:
         self._took_over = True  # the present one is
         self._failed = 0  # Managers that died before they had taken over, in a row
         self._anew = self._hung = ""
-        self._short = False  # the present one has found no room
+        self._short = ""  # what the present one lacks, in whose place another one may come
         self._client_port = 0
         self._no_room = False  # a Manager has failed for want of room since the last one served
         self._spoke_ns = 0  # the present one, for the last time
@@ -111,7 +111,7 @@ class Guardian:
                         return ward
                     status = self._watch()
                     if adopt and self._short and not (self._took_over or self._stopping()):
-                        raise SystemError_("NO_SPACE", "there is no room for a successor")
+                        raise SystemError_(self._short, "no successor can begin for now")
                 except SystemError_ as e:
                     self._await_room(e)
                     if not self._stopping():
@@ -188,12 +188,12 @@ class Guardian:
         )
 
     def _await_room(self, error: SystemError_) -> None:
-        """Try again soon where the machine has no room for a successor; else raise ``error``."""
-        if not self._served or error.code != "NO_SPACE":
+        """Try again soon where a successor lacks room, or its state; else raise ``error``."""
+        if not self._served or error.code not in ("NO_SPACE", "STATE_UNUSABLE"):
             raise error
         if not self._no_room:
             log.error("%s; who is served is served without", error)
-        self._no_room, self._short = True, False  # and it is said once
+        self._no_room, self._short = True, ""  # and it is said once
         select.select([self._wake], [], [], _AGAIN_S)
         self._drain_wakes()
         self._reap()
@@ -245,15 +245,15 @@ class Guardian:
                     self._kept[name] = Kept(fds.pop(), pid, started)
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
-                    self._client_port, self._no_room, self._short = port, False, False
+                    self._client_port, self._no_room, self._short = port, False, ""
                 case ["alive", int(when)]:
                     self._spoke_ns = when
                     self._vigil.heard(time.monotonic_ns())
                 case ["stopping"]:
                     self._stop()
                     self._drop(REST)  # nobody shall wait at a door that nobody opens
-                case ["failing", "NO_SPACE"]:
-                    self._short = True
+                case ["failing", "NO_SPACE" | "STATE_UNUSABLE" as code]:
+                    self._short = code
                 case ["anew", str(reason)]:
                     self._anew = reason
             for fd in fds:
@@ -282,7 +282,7 @@ class Guardian:
 
     def _pause(self, now_ns: int) -> None:
         """Wait until the next Manager may be started. Raises SystemError_ when none may be."""
-        self._no_room, self._short = self._no_room or self._short, False
+        self._no_room, self._short = self._no_room or self._short == "NO_SPACE", ""
         verdict = self._ledger.crashed(now_ns, chance=spread(self._ledger.total))
         if isinstance(verdict, GiveUp):
             raise SystemError_(

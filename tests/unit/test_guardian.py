@@ -39,7 +39,7 @@ class Life:
     hung: str = ""
     spoke_ns: int = 0
     stopping: bool = False
-    short: bool = False
+    short: str = ""
 
 
 class Scripted(Guardian):
@@ -53,7 +53,7 @@ class Scripted(Guardian):
         self.pauses = self.begun = self.ended = 0
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> None:
-        self._anew, self._hung, self._took_over, self._short = "", "", False, False
+        self._anew, self._hung, self._took_over, self._short = "", "", False, ""
         self.forks.append((adopt, cause))
         self.deaths.append(died_ns)
 
