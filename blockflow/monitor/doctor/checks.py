@@ -29,6 +29,8 @@ LEAST_TASKS = 64
 GOOD_DISK = 100 * MIB
 LEAST_DISK = MIB
 """Of a state that is small; a save writes the whole of it once or twice beside the old one."""
+LEAST_INODES = 64
+"""A system makes two dozen files in shared memory, and some more for each worker."""
 _MORE_DISK = "free some space, or choose another --state-dir"
 _SHOWN = 5
 SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
@@ -132,6 +134,9 @@ def shared_memory(f: Facts) -> Iterator[Finding]:
     elif shm.free < LEAST_SHM:
         text = f"{shm.path}: {_size(shm.free)} free of {_size(shm.size)}, too little for arenas"
         yield Finding(name, Level.ERROR, text, larger)
+    elif shm.inodes < LEAST_INODES:
+        text = f"{shm.path}: room for {shm.inodes} more files only (inodes: df -i)"
+        yield Finding(name, Level.ERROR, text, f"remove files from {shm.path}")
     elif shm.free < GOOD_SHM:
         of = f"{_size(shm.free)} free of {_size(shm.size)}"
         text = f"{shm.path}: {of}; large tensors, or many, may not fit"
@@ -267,6 +272,9 @@ def state(f: Facts) -> Iterator[Finding]:
     elif folder.free < max(LEAST_DISK, 2 * f.stored_bytes):
         text = f"{folder.path}: {_size(folder.free)} left on its disk; updates could not be stored"
         yield Finding(name, Level.ERROR, text, _MORE_DISK)
+    elif folder.inodes < LEAST_INODES:
+        text = f"{folder.path}: room for {folder.inodes} more files only (inodes: df -i)"
+        yield Finding(name, Level.ERROR, text, "remove files, or choose another --state-dir")
     elif folder.exists and (folder.mode & 0o022 or folder.loose or folder.foreign):
         text = f"others can write to {folder.path}: they decide what is deployed next time"
         remedy = f"chmod -R go-w {folder.path}; chown -R what is not this user's"

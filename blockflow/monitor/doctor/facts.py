@@ -34,7 +34,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that BlockFlow uses; ``free`` bytes on its file system, ``mode`` its permissions.
+    """A folder that BlockFlow uses; ``free`` bytes and ``inodes`` on its file system, ``mode`` its
+    permissions.
 
     ``loose`` is what in it anybody can write to, ``foreign`` what, itself included, belongs to
     neither this user nor root.
@@ -47,6 +48,7 @@ class Folder:
     writable: bool = True
     free: int = 100 * GIB
     size: int = 100 * GIB
+    inodes: int = 1_000_000
     loose: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
 

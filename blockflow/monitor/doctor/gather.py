@@ -161,7 +161,7 @@ def look_at(path: Path) -> Folder:
     there = path.absolute()
     while not os.path.exists(there) and there != there.parent:
         there = there.parent
-    status, disk = there.lstat(), shutil.disk_usage(there)
+    status, disk, files = there.lstat(), shutil.disk_usage(there), os.statvfs(there)
     return Folder(
         path=str(path),
         exists=exists,
@@ -170,6 +170,7 @@ def look_at(path: Path) -> Folder:
         writable=os.access(there, os.W_OK | os.X_OK),
         free=disk.free,
         size=disk.total,
+        inodes=files.f_favail if files.f_files else sys.maxsize,  # no fixed number of them
     )
 
 
