@@ -193,7 +193,8 @@ def remove_leavings(run_dir: Path, incarnation: int) -> None:
     """Remove what a dead process left in a live run directory: its arena, its sockets, and
     the file that says what it was at.
 
-    Consumers that have the arena mapped keep what they hold; nobody can map it anew.
+    Consumers that have the arena mapped keep what they hold; nobody can map it anew. What cannot be
+    removed is told and left: there is more to be done about a death.
     """
     for path in (
         arena_path(run_dir, incarnation),
@@ -204,7 +205,7 @@ def remove_leavings(run_dir: Path, incarnation: int) -> None:
         grant_socket_path(run_dir, incarnation),
         work_path(run_dir, incarnation),
     ):
-        path.unlink(missing_ok=True)
+        _remove(path)
 
 
 def remove_strangers(run_dir: Path, known: Collection[int]) -> None:
@@ -212,7 +213,14 @@ def remove_strangers(run_dir: Path, known: Collection[int]) -> None:
     for name in os.listdir(run_dir):
         found = _OF_A_PROCESS.fullmatch(name)
         if found is not None and (int(found[1] or found[2]) & ~DEVICE_BIT) not in known:
-            (run_dir / name).unlink(missing_ok=True)
+            _remove(run_dir / name)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as exc:
+        _log.warning("cannot remove %s: %s", path, exc.strerror)
 
 
 def _sweep_one(path: Path) -> bool:

@@ -112,11 +112,12 @@ class WeightFiles:
 
 
 def remove_unused(run_dir: Path) -> None:
-    """Remove the weights that no living process maps."""
-    with suppress(FileNotFoundError), os.scandir(run_dir / FOLDER) as entries:
+    """Remove the weights that no living process maps. What cannot be looked at for now (no
+    descriptor is left, say) stays until the next time."""
+    with suppress(OSError), os.scandir(run_dir / FOLDER) as entries:
         for entry in entries:
             path = Path(entry.path)
-            with suppress(FileNotFoundError, BlockingIOError), _opened(path) as fd:
+            with suppress(OSError), _opened(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 

@@ -24,6 +24,7 @@ from blockflow.tensormq.janitor import (
     RunDir,
     data_socket_path,
     remove_leavings,
+    remove_strangers,
     run_root,
     sweep_stale,
 )
@@ -320,6 +321,18 @@ def test_the_leavings_of_one_process_are_removed_alone(root: Path) -> None:
         assert sorted(os.listdir(made.path)) == ["arena-1", "lock", "marks-1"]
         dead.close()
         mine.close()
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_there(root: Path) -> None:
+    """The process has died, which has to be told to others."""
+    with RunDir.create(root) as made:
+        (made.path / "arena-2").mkdir()
+        for name in ("marks-2", "work-2", "work-3"):
+            (made.path / name).touch()
+        remove_leavings(made.path, 2)
+        assert sorted(os.listdir(made.path)) == ["arena-2", "lock", "work-3"]
+        remove_strangers(made.path, ())
+        assert sorted(os.listdir(made.path)) == ["arena-2", "lock"]
 
 
 def test_all_that_a_process_may_have_left_is_known(root: Path) -> None:

@@ -125,6 +125,26 @@ def test_unused_ones_go_and_used_ones_stay(files: WeightFiles, tmp_path: Path) -
     assert there(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["open", "scandir", "unlink"])
+def test_what_cannot_be_removed_now_is_left_for_the_next_time(
+    files: WeightFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A process has died, which has to be told to others, whatever becomes of its files."""
+    held = files.hold("key", SIZE, PIECES)
+    assert held is not None
+    held.close()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, refused)
+        remove_unused(tmp_path)
+    assert there(tmp_path) == ["key"]
+    remove_unused(tmp_path)
+    assert there(tmp_path) == []
+
+
 def test_what_refers_to_the_memory_keeps_the_file(files: WeightFiles, tmp_path: Path) -> None:
     """As a tensor does: nobody has the mapping itself any more."""
     view = memoryview(files.hold("key", SIZE, PIECES) or b"")[4096:]
