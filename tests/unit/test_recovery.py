@@ -131,6 +131,7 @@ def test_a_death_on_no_open_way_changes_nothing() -> None:
     other = w.admit("b")
     w.answer(entry, end=0)
     assert w.die(77) == []
+    assert w.die(77, now_ns=10 * SECOND) == []  # nor is it said that no time was left
     assert w.die(3) == []  # "b" waits, "t" and "a" are not concerned
     assert (entry.attempt, other.attempt) == (1, 2)
     assert w.answer(entry) == done(entry)

@@ -32,6 +32,25 @@ def test_a_rumour_does_not_fail_what_is_to_be_run_again() -> None:
     assert w.answer(entry) == done(entry)
 
 
+def test_a_rumour_puts_off_no_deadline() -> None:
+    w = World(trunk=[TRUNK], head_a=[HEAD_A])
+    doubtful, soon = w.admit("a"), w.admit("a", deadline_ns=SECOND)
+    gone = RequestError("WORKER_LOST", "the next hop's worker is gone")
+    w.table.failure(doubtful.ticket, 1, 1, TRUNK, gone, 0)
+    assert w.table.next_deadline() == SECOND
+    assert w.table.tick(SECOND) == done(soon)
+    assert w.table.next_deadline() == 5 * SECOND
+
+
+def test_a_death_on_the_way_that_it_has_left_costs_no_further_attempt() -> None:
+    w = World(trunk=[TRUNK], head_a=[HEAD_A])
+    entry = w.admit("a")
+    for life in (TRUNK, HEAD_A):
+        assert w.die(life) == []
+    assert (entry.attempt, w.table.gauges()["rerun"]) == (2, 1)
+    assert w.publish(trunk=[5], head_a=[6]) == [SendAgain(entry)]
+
+
 def test_however_many_workers_a_rerun_has_lost_it_is_charged_once() -> None:
     w = World(budget=1, once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A], head_b=[HEAD_B], mid=[5])
     entry = w.admit("a", "b", "deep")
