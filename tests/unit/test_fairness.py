@@ -356,14 +356,15 @@ def test_what_was_learnt_lives_as_long_as_the_task() -> None:
     assert admission.limit("t") == 64
     admission.publish({})
     assert admission.limit("t") == 0
-    fixed = Admission(8, 8, 8, adaptive=False)
+    fixed = Admission(64, 64, 8, adaptive=False)
     fixed.publish(TASKS)
-    assert fixed.limit("t") == 8
+    assert fixed.limit("t") == 64
     fixed.publish(longer)
-    fixed.enter(1, b"a", ("t",), SECOND, 0)
-    for _ in range(99):
-        fixed.expired(1, "t", SECOND)
-    assert fixed.limit("t") == 8
+    for key in range(64):
+        fixed.enter(key, b"a", ("t",), SECOND, 0)
+    for key in range(64):
+        fixed.expired(key, "t", (1 + key) * SECOND)
+    assert fixed.limit("t") == 64
 
 
 def test_each_task_of_a_request_teaches_its_own_limit() -> None:
