@@ -78,7 +78,7 @@ def test_three_attempts_are_all() -> None:
     w.publish(trunk=[3], head_a=[9])
     assert entry.attempt == 3
     assert w.die(3) == done(entry)
-    assert codes(entry) == ["WORKER_LOST"]
+    assert (codes(entry), w.table.gauges()["attempts_spent"]) == (["WORKER_LOST"], 1)
     assert "run 3 times" in message(entry)
     (end,) = entry.results()
     assert isinstance(end.outcome, RequestError) and end.outcome.hint == "send it again"

@@ -39,7 +39,9 @@ def test_a_rumour_puts_off_no_deadline() -> None:
     w.table.failure(doubtful.ticket, 1, 1, TRUNK, gone, 0)
     assert w.table.next_deadline() == SECOND
     assert w.table.tick(SECOND) == done(soon)
+    assert w.table.cancel(b"client", doubtful.request_id) == done(doubtful)
     assert w.table.next_deadline() == 5 * SECOND
+    assert (w.table.tick(5 * SECOND), w.table.next_deadline()) == ([], None)
 
 
 def test_a_death_on_the_way_that_it_has_left_costs_no_further_attempt() -> None:
