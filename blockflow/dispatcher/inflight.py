@@ -160,7 +160,7 @@ class InFlightTable(Register):
         while self._doubts and self._doubts[0].due_ns <= now_ns:
             doubt = self._doubts.popleft()
             entry = self._by_ticket.get(doubt.ticket)
-            if entry is not None and entry.attempt == doubt.attempt and not entry.waits_for:
+            if entry is not None and entry.attempt == doubt.attempt:
                 ends = doubt.ends - entry.lost
                 out += self._fail(entry, ends, doubt.error, doubt.not_begun)
         while (entry := self._due(now_ns)) is not None:

@@ -96,9 +96,7 @@ class ResultMemory:
             return
         self._forget(self._kept.pop(entry.request_id, None))
         self._expire(now_ns)
-        while self._kept and (
-            len(self._kept) >= MAX_RESULTS or self.nbytes + nbytes > self._max_bytes
-        ):
+        while len(self._kept) >= MAX_RESULTS or self.nbytes + nbytes > self._max_bytes:
             self._forget(self._kept.popitem(last=False)[1])
             self.events["forgotten"] += 1
         kept = _Kept(entry.digest, tuple(frames), nbytes, now_ns + MAX_AGE_NS)

@@ -89,6 +89,7 @@ def test_what_a_dead_worker_reports_may_be_nonsense() -> None:
     w = World(trunk=[1, 2], head_a=[3])
     entry = w.admit("a")
     records = [b"", b"x" * 17, entry.ticket + b"\x01\xff", b"u" * 18]
+    records.append(entry.ticket + bytes([1, len(entry.plan.tree.nodes)]))
     out = w.table.peer_gone(Death.of(entry.plan.incarnations[0], records), 0)
     assert w.rest(out) == [SendAgain(entry)]
 
