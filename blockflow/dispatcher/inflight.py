@@ -261,11 +261,8 @@ class InFlightTable(Register):
         if once:
             self.recovered["not_replayable"] += 1
             text = f"block {next(iter(once.values()))!r} must not run twice, and may have begun"
-            attempt = entry.attempt
             out += self._fail(entry, once, lost(entry, death.incarnation, text), not_begun)
             ends = [e for e in ends if e not in once]
-            if entry.attempt != attempt:
-                return out  # the others were lost before and waited for just these
         if not ends:
             return out
         if not entry.lost and not self._budget.take(self._count, now_ns):

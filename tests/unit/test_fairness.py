@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blockflow.core.model import Contract, TensorSpec
@@ -20,11 +20,13 @@ TASKS = {"t": TaskRoute("t", ("a",), Contract(ANY, ANY))}
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 1000))
+@example([1, 2], 3)
+@example([2, 2], 4)
 def test_the_level_is_max_min_fair(wants: list[int], limit: int) -> None:
     level = fair_level(wants, limit)
     given_out = sum(min(w, level) for w in wants)
     if sum(wants) <= limit:
-        assert all(w <= level for w in wants)  # nobody is held back
+        assert level == limit  # nobody is held back
     elif limit >= len(wants):
         assert given_out == pytest.approx(limit)  # nothing is left over
     else:

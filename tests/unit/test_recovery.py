@@ -138,12 +138,12 @@ def test_a_death_on_no_open_way_changes_nothing() -> None:
 
 
 def test_permanent_failures_are_not_run_again() -> None:
-    w = World(trunk=[1, 2], head_a=[3])
+    w = World(once=["trunk"], trunk=[1, 2], head_a=[3])
     entry = w.admit("a")
     error = BlockError("BLOCK_FAILED", "broken")
     out = w.table.failure(entry.ticket, 1, 0, entry.plan.incarnations[0], error, 0)
     assert out == done(entry)
-    assert w.table.gauges()["rerun"] == 0
+    assert (entry.results()[0].outcome, w.table.gauges()["rerun"]) == (error, 0)
 
 
 # --- rumours

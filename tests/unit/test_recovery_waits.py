@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery_rig import SECOND, World, done
+from recovery_rig import SECOND, World, codes, done
 
 from blockflow.core.errors import RequestError
 from blockflow.dispatcher.entry import QUARANTINE, Entry, ReleaseInput, SendAgain
@@ -51,6 +51,15 @@ def test_a_death_on_the_way_that_it_has_left_costs_no_further_attempt() -> None:
         assert w.die(life) == []
     assert (entry.attempt, w.table.gauges()["rerun"]) == (2, 1)
     assert w.publish(trunk=[5], head_a=[6]) == [SendAgain(entry)]
+
+
+def test_a_rerun_need_not_wait_for_what_is_lost_itself() -> None:
+    w = World(once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A, 3], head_b=[HEAD_B])
+    entry = w.admit("a", "b")
+    assert w.die(entry.plan.incarnations[entry.plan.ends[0]]) == []  # "b" goes on
+    assert w.die(HEAD_B) == [SendAgain(entry)]
+    assert w.answer(entry) == done(entry)
+    assert (entry.attempt, codes(entry)) == (2, ["WORKER_LOST"])
 
 
 def test_however_many_workers_a_rerun_has_lost_it_is_charged_once() -> None:
