@@ -191,8 +191,7 @@ class ClientCore:
             if p is None or p.sent:
                 self._outbox.popleft()  # cancelled or expired meanwhile
             elif p.request_id not in self._undated or self._knows_deadlines(p, now_ns):
-                if self._undated.pop(p.request_id, None) is not None:
-                    self._settle_deadline(p)
+                self._undated.pop(p.request_id, None)
                 upload = self._upload(p, now_ns)
                 if upload is None and not self._window.takes(p.desc.nbytes):
                     self._ask_for_those_behind(now_ns)

@@ -112,7 +112,7 @@ def test_what_answers_nothing_is_counted_and_what_was_asked_for_is_not() -> None
     assert (core.counters.late_replies, core.counters.unasked) == (2, 0)
     core.on_message(reply(2), S)
     core.on_message([b"\xc1"], S)
-    core.on_message([encode_to_client(Invitation(rid(7), "/x", b"t" * 16, ""))], S)
+    assert core.on_message([encode_to_client(Invitation(rid(7), "/x", b"t" * 16, ""))], S) == []
     core.on_message(description(rid(9)), S)
     assert core.counters.unasked == 4
     core.ask(rid(10), None, 1000, S)

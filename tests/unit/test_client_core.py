@@ -361,16 +361,21 @@ def test_close_ends_everything_and_leaves_the_cancels_to_send() -> None:
     ended = core.close()
     assert {o.request_id for o in ended} == {rid(1), rid(2), rid(3)}
     assert all(isinstance(o, Failed) and o.error.code == "CANCELLED" for o in ended)
+    assert core.counters.failed == 2
     assert Cancel(rid(1)) in send_all(core)
 
 
 def test_timers_do_not_pile_up() -> None:
     core = connected_core()
+    submit(core, 5000, deadline_ms=60_000)
+    core.ask(rid(5001), None, 60_000, 0)
     for n in range(1, 5000):
         submit(core, n, deadline_ms=60_000)
         send_all(core)
         core.on_message(reply(n), 0)
     assert len(core._timers) < 600
+    late = core.on_tick(60_000 * MS + GRACE_NS)  # what has not ended is due all the same
+    assert {o.request_id for o in late} == {rid(5000), rid(5001)}
 
 
 def test_what_was_never_sent_does_not_pile_up_either() -> None:

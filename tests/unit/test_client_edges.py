@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 from client_core_rig import (
     BODY,
@@ -84,6 +86,31 @@ def test_what_may_go_again_keeps_its_body() -> None:
         core.on_disconnected(MS)
         core.on_connected()
     assert bodies == [BODY, BODY]
+
+
+def test_what_will_not_go_again_keeps_no_body() -> None:
+    """Of a large input that would be memory for as long as its answer takes."""
+    core, body = connected_core(), np.zeros(4, np.float32)
+    core.submit(rid(1), ("t",), DESC, body, 1000, 0)
+    assert len(send_all(core)) == core.in_flight == 1
+    kept = weakref.ref(body)
+    del body
+    assert kept() is None
+
+
+def test_a_reply_in_whatever_way_says_that_slots_and_messages_before_it_were_read() -> None:
+    core = sharing_core(slots=1)
+    for n in (1, 2, 3):  # the second and the third go in messages
+        submit_big(core, n)
+    assert [m.upload for m in send_all(core) if hasattr(m, "upload")] == [(1, 0), None, None]
+    failed = make_error("BLOCK_FAILED", "broken")
+    core.on_message([answer(2, TaskResult("t", None, failed))], MS)
+    submit_big(core, 4)
+    submit_big(core, 5)
+    assert [m.upload for m in send_all(core) if hasattr(m, "upload")] == [(1, 0), None]
+    assert core._window.nbytes == 2 * BIG.nbytes  # of 3 and 5
+    core.on_message([answer(4, TaskResult("t", None, failed))], MS)
+    assert core._window.nbytes == BIG.nbytes
 
 
 def test_a_slot_of_a_former_connection_is_not_written_to() -> None:
