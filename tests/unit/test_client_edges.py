@@ -24,7 +24,7 @@ from blockflow.client.core import GRACE_NS, ClientCore
 from blockflow.client.outcome import Answered, Link, per_task
 from blockflow.client.request import Upload
 from blockflow.client.result import Trip, make_result
-from blockflow.client.sharing import Sharing
+from blockflow.client.sharing import INVITE_ID, Sharing
 from blockflow.core.errors import make_error
 from blockflow.core.model import Contract
 from blockflow.core.routing import TaskRoute
@@ -32,6 +32,7 @@ from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
 from blockflow.wire.client import (
     Description,
     Invitation,
+    Invite,
     Place,
     Reply,
     TaskResult,
@@ -47,7 +48,7 @@ MS_OF = {"t": 500, "u": 200, "v": 900}
 def attach(core: ClientCore, slots: int) -> None:
     """The connection gets memory for uploads."""
     core.sharing.want(Direction.UPLOAD, BIG.nbytes, 0)
-    send_all(core)
+    assert send_all(core) == [Invite(INVITE_ID)]
     core.sharing.on_invitation(Invitation(rid(9), "/x", bytes(16), ""), 0)
     core.sharing.on_attached()
     core.sharing.on_packet(Granted(1, Direction.UPLOAD, geometry(BIG.nbytes)[0], slots), 0)
@@ -119,6 +120,8 @@ def test_a_slot_of_a_former_connection_is_not_written_to() -> None:
     submit_big(core, 1)
     message = core.next_message(0)
     assert message is not None and isinstance(message[1], Upload)
+    again = core.next_message(0)  # the socket was full: it takes no second slot
+    assert again is not None and again[1] is message[1]
     core.on_disconnected(MS)
     core.on_connected()
     (sent, *_) = (m for m in send_all(core) if hasattr(m, "upload"))

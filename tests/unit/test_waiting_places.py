@@ -6,8 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from recovery_rig import World, codes, done, message
+from recovery_rig import CONTRACT, World, codes, done, message
 
+from blockflow.core.routing import TaskRoute
 from blockflow.dispatcher.entry import SendAgain
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.waiting import WaitingRoom
@@ -76,6 +77,33 @@ def test_whose_turn_was_the_canarys_goes_there_though_its_tasks_own_way_is_no_mo
         ended = [e for e in entries if e not in table]
         assert ended == [e for e in entries if down == "bc" or e not in turns]
         assert {c for e in ended for c in codes(e)} == {"BLOCK_UNAVAILABLE"}
+
+
+def test_whose_turn_was_not_the_canarys_ends_and_the_requests_other_task_goes_on() -> None:
+    planner, table = canaries("b", "c")
+
+    def published(**down: str) -> None:
+        """As it is, with a task that is "a" alone."""
+        routes = planner.table
+        assert routes is not None
+        tasks = {**routes.tasks, "u": TaskRoute("u", ("a",), CONTRACT)}
+        planner.replace(replace(routes, tasks=tasks, down=down))
+        table.published()
+
+    published()
+    given: dict[str, Any] = {"rows": 1, "deadline_ns": 9, "received_ns": 0}
+    given |= {"retained": None, "charged": 1, "tasks": ("t", "u")}
+    tasks = [planner.task(name) for name in "tu"]
+    entries = [
+        table.admit(b"c", n.to_bytes(16, "big"), plan=planner.way(tasks), **given)
+        for n in range(20)
+    ]
+    turns = [bool(e.plan.turns) for e in entries]
+    assert {*turns} == {True, False}
+    publish(planner, "a", "c")
+    published(b="it was given up")
+    assert [e.plan.blocks for e in entries] == [("a", "c") if t else ("a",) for t in turns]
+    assert [e.open for e in entries] == [("t", "u") if t else ("u",) for t in turns]
 
 
 def test_what_may_have_been_done_is_refused_when_its_way_is_known() -> None:
