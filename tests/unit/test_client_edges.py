@@ -25,6 +25,7 @@ from blockflow.client.outcome import Answered, Link, per_task
 from blockflow.client.request import Upload
 from blockflow.client.result import Trip, make_result
 from blockflow.client.sharing import INVITE_ID, Sharing
+from blockflow.core import limits
 from blockflow.core.errors import make_error
 from blockflow.core.model import Contract
 from blockflow.core.routing import TaskRoute
@@ -38,6 +39,7 @@ from blockflow.wire.client import (
     TaskResult,
     encode_to_client,
 )
+from blockflow.wire.codec import encode
 from blockflow.wire.grants import Direction, Granted
 from blockflow.wire.tensor import TensorDesc
 
@@ -97,6 +99,36 @@ def test_what_will_not_go_again_keeps_no_body() -> None:
     kept = weakref.ref(body)
     del body
     assert kept() is None
+
+
+def test_an_error_keeps_no_input_alive() -> None:
+    core, body = connected_core(), np.zeros(4, np.float32)
+    core.submit(rid(1), ("t",), DESC, body, 1000, 0, 1)  # it might have gone again
+    send_all(core)
+    failed = only(core.on_message([encode([1, 20, rid(1)])], 0))
+    assert failed.error.__traceback__ is not None
+    kept = weakref.ref(body)
+    del body
+    assert kept() is None
+
+
+def test_what_goes_through_a_slot_waits_for_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_UNANSWERED_BYTES", 1)
+    core = sharing_core()
+    for n in (1, 3):
+        submit(core, n)
+        submit_big(core, n + 1)
+    assert [m.request_id for m in send_all(core)] == [rid(1), rid(2)]
+
+
+def test_the_slot_of_what_ends_unsent_is_free() -> None:
+    core = sharing_core(slots=1)
+    submit_big(core, 1)
+    message = core.next_message(0)
+    assert message is not None and isinstance(message[1], Upload)
+    core.cancel(rid(1))
+    submit_big(core, 2)
+    assert [m.upload for m in send_all(core)] == [(1, 0)]
 
 
 def test_a_reply_in_whatever_way_says_that_slots_and_messages_before_it_were_read() -> None:
