@@ -273,7 +273,6 @@ class ArenaReader:
                 where=where,
                 hint="run the same BlockFlow release in all processes",
             )
-        self.incarnation = incarnation
         self.capacity = capacity
         self.slots = slots
         self.lanes = lanes

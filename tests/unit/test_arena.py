@@ -61,6 +61,25 @@ def test_an_idle_arena_takes_its_minimum_and_a_used_one_its_high_water(
         arena.commit(8 * MIB + 1)
 
 
+def test_where_a_whole_step_finds_no_room_what_is_needed_may(
+    run_dir: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, most = os.posix_fallocate, arena.committed + 8 * KIB
+
+    def full(fd: int, offset: int, length: int) -> None:
+        if offset + length > data_offset(4) + most:
+            raise OSError(errno.ENOSPC, "full")
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    arena.commit(most - KIB)
+    assert arena.committed == most
+    assert allocated(arena_path(run_dir, OWNER)) == data_offset(4) + most
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        arena.commit(most + 1)
+    assert arena.committed == most
+
+
 def test_a_reader_sees_what_the_owner_wrote_and_cannot_write(run_dir: Path, arena: Arena) -> None:
     reader = ArenaReader.open(run_dir, OWNER)
     assert (reader.capacity, reader.slots, reader.lanes) == (8 * MIB, 4, 2)

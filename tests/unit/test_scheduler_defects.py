@@ -121,3 +121,33 @@ def test_what_a_policy_raises_names_it(call: str) -> None:
     }
     with pytest.raises(PolicyDefect, match="policy 'none' raised ValueError: own"):
         does[call]()
+
+
+def test_of_what_runs_alone_its_policy_hears_nothing() -> None:
+    def unasked(*_: Any) -> None:
+        raise ValueError("own")
+
+    s = Scheduler({1: {}})
+    for call in ("arrive", "drop", "done"):
+        setattr(s._policies[0], call, unasked)
+    for key, deadline in ((1, 10), (2, 20), (3, 30)):
+        s.arrive(ticket(key, alone=True, deadline=deadline), 0)
+    assert [t.key for t in s.expire(10)] == [1]
+    assert [t.key for t in s.withdraw([s._tickets[3].item], 11)] == [3]
+    batch = s.decide(12)
+    assert isinstance(batch, Batch)
+    s.done(batch, 13)
+    assert len(s) == 0
+
+
+def test_a_batch_that_was_given_up_before_it_began_has_taken_no_time() -> None:
+    s = Scheduler({1: {}, 2: {"policy": "window", "max_rows": 1}})
+    for key, stage in ((1, 1), (2, 1), (3, 2)):
+        s.arrive(ticket(key, ((stage,),)), 0)
+    stages = []
+    for _ in range(3):
+        batch = s.decide(10**9)
+        assert isinstance(batch, Batch)
+        stages.append(batch.stage)
+        s.done(batch, 10**9)
+    assert (stages, s._spent) == ([1, 2, 1], [0, 0])
