@@ -36,7 +36,7 @@ class RetryBudget:
         self.capacity = (MAX_ATTEMPTS - 1) * max_inflight
         self._paid = self.capacity * REQUESTS_PER_RERUN  # in requests, so that nothing is rounded
         self._admitted = 0
-        self._last_ns: int | None = None
+        self._last_ns = 0
 
     def take(self, admitted: int, now_ns: int) -> bool:
         """May one request be run again now? If so, that is counted.
@@ -50,7 +50,7 @@ class RetryBudget:
         self._admitted = admitted
         if self._paid >= REQUESTS_PER_RERUN:
             self._paid -= REQUESTS_PER_RERUN
-        elif self._last_ns is not None and now_ns - self._last_ns < REST_NS:
+        elif now_ns - self._last_ns < REST_NS:
             return False
         self._last_ns = now_ns
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -147,3 +148,15 @@ def test_while_zeromq_encrypts_for_others_nobody_stands() -> None:
     looks = range(0, CROWDED_NS + busy + 1, STEP_NS)
     assert not any(debt.hopeless(now, 0, pressed=True, busy_ns=busy) for now in looks)
     assert debt.hopeless(looks[-1] + STEP_NS, 0, pressed=True, busy_ns=busy)
+
+
+def test_two_messages_are_a_crowd() -> None:
+    assert cut_off_ns(owing(2, 8 * MIB), 0.0) == CROWDED_NS + STEP_NS
+
+
+@pytest.mark.parametrize("busy_ns", [0, CROWDED_NS])
+def test_what_its_connection_does_not_take_at_all_has_its_time(busy_ns: int) -> None:
+    debt = Debt(0, nbytes=4, waiting=deque([[b"x"]]))
+    late = SLOW_CLIENT_NS + busy_ns
+    assert not any(debt.hopeless(now, 0, busy_ns=busy_ns) for now in range(0, late + 1, STEP_NS))
+    assert debt.hopeless(late + STEP_NS, 0, busy_ns=busy_ns)

@@ -141,13 +141,15 @@ def test_of_what_runs_alone_its_policy_hears_nothing() -> None:
 
 
 def test_a_batch_that_was_given_up_before_it_began_has_taken_no_time() -> None:
-    s = Scheduler({1: {}, 2: {"policy": "window", "max_rows": 1}})
-    for key, stage in ((1, 1), (2, 1), (3, 2)):
-        s.arrive(ticket(key, ((stage,),)), 0)
+    """Policies that have had the same time take turns."""
+    window = {"policy": "window", "max_rows": 1}
+    s = Scheduler({1: {}, 2: window, 3: {**window, "max_rows": 2}})
+    for key in range(6):
+        s.arrive(ticket(key, ((1 + key // 2,),)), 0)
     stages = []
-    for _ in range(3):
+    for _ in range(4):
         batch = s.decide(10**9)
         assert isinstance(batch, Batch)
         stages.append(batch.stage)
         s.done(batch, 10**9)
-    assert (stages, s._spent) == ([1, 2, 1], [0, 0])
+    assert (stages, s._spent) == ([1, 2, 3, 1], [0, 0, 0])
