@@ -113,6 +113,15 @@ def test_patience_ends_with_its_share_of_the_time() -> None:
         server.run(0.1)
 
 
+def test_patience_is_counted_from_the_first_that_met_a_queue() -> None:
+    limit, budget = AdaptiveLimit(256), round(3770 * MS / PATIENCE)
+    for n in range(189):  # half as long again as one may wait
+        limit.sample(256, 90 * MS, 20 * MS, budget, n * 20 * MS)
+    assert limit.limit == 256
+    limit.sample(256, 90 * MS, 20 * MS, budget, 189 * 20 * MS)
+    assert limit.limit < 256
+
+
 def test_once_the_limit_is_below_the_credits_every_window_counts() -> None:
     limit = AdaptiveLimit(256)
     Server(limit, 20 * MS, 5 * MS, 30 * SECOND).run(10)
@@ -188,11 +197,10 @@ def test_two_full_batches_may_always_be_in_flight() -> None:
 
 
 def test_a_wait_is_foretold_only_from_what_was_met() -> None:
-    limit = AdaptiveLimit(256)
-    assert limit.wait_ns(200, 0) == 0  # nothing is known
-    for n in range(12):
-        limit.sample(10, 180 * MS, 20 * MS, BUDGET, n * 10 * MS)
-    now = 120 * MS
+    limit, now = AdaptiveLimit(256), 100 * SECOND
+    assert limit.wait_ns(200, now) == 0  # nothing is known
+    for _ in range(12):
+        limit.sample(10, 180 * MS, 20 * MS, BUDGET, now := now + 10 * MS)
     assert limit.wait_ns(10, now) == pytest.approx(200 * MS, rel=0.01)
     assert limit.wait_ns(20, now) == pytest.approx(400 * MS, rel=0.01)
     assert limit.wait_ns(21, now) == 0  # twice as many as were ever met: batches may be quicker

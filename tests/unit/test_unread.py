@@ -120,6 +120,26 @@ def test_a_long_rest_is_no_credit_for_an_endless_message() -> None:
     assert links.look() == [] and links.look() == [7]
 
 
+def test_an_endless_message_is_one_however_slowly_it_comes() -> None:
+    links = Links(7)
+    for _ in range(2):
+        links.bring(7, unread.CONNECTION_BYTES // 2)
+        links.now += 3 * 3600 * SECOND
+        assert links.look() == [] and not links.book.suspects
+    links.bring(7, unread.CONNECTION_BYTES // 2)
+    assert links.look() == [] and links.look() == [7]
+
+
+def test_what_had_been_taken_when_it_was_nearly_read_is_not_its_fault_later() -> None:
+    links = Links(7)
+    links.bring(7, 10 * MIB)
+    links.book.delivered(7, 9 * MIB)
+    links.private += 150 * MIB  # others'
+    assert links.look(drained=False) == []
+    links.bring(7, 5 * MIB)
+    assert links.look(drained=False) == [] and not links.book.suspects
+
+
 def test_framing_is_no_backlog() -> None:
     """Messages for hours, so that there is always one unread: what they take on the wire besides
     their content must not add up."""
@@ -144,8 +164,10 @@ def test_a_flood_of_others_messages_is_no_hiding_place() -> None:
     links = Links(7, 8)
     links.bring(7, OVER)
     assert links.look(drained=False) == []
-    for _ in range(4):  # the others have had their turns, twice
+    for _ in range(3):
         links.book.delivered(8, 100)
+    assert links.look(drained=False) == []
+    links.book.delivered(8, 100)  # the others have had their turns, twice
     assert links.look(drained=False) == [7]
 
 
