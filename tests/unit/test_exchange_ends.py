@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import zmq
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import RequestError, make_error
 from blockflow.tensormq.push import Unsent
 from blockflow.wire import client as wire
-from blockflow.wire.data import Withdraw, decode_data_plane
+from blockflow.wire.data import (
+    Data,
+    Failure,
+    Withdraw,
+    decode_data_plane,
+    encode_data,
+    encode_failure,
+    encode_withdraw,
+)
+from blockflow.wire.tensor import TensorDesc
 from tests.unit.test_exchange import CLIENT, Scene
 
 
@@ -72,3 +82,54 @@ def test_only_what_was_sent_before_may_have_run_before() -> None:
     s.publish(11)
     assert (len(s.items()), s.ends()) == (1, ["WORKER_LOST"])
     assert s.door.replies[0][0].request_id[-1] == 2
+
+
+# --- from the workers
+
+
+def from_worker(s: Scene, *frames: bytes) -> None:
+    s.exchange.on_return([zmq.Frame(f) for f in frames])
+
+
+def test_what_a_worker_says_has_failed_is_answered() -> None:
+    s = Scene()
+    s.ask(1)
+    error = make_error("BLOCK_FAILED", "broken")
+    from_worker(s, encode_failure(Failure(11, 0, error, tuple(s.items()))))
+    assert (s.ends(), s.exchange.admission.inflight) == (["BLOCK_FAILED"], 0)
+
+
+@pytest.mark.parametrize("mode", ["tensormq", "zeromq"])
+def test_a_result_may_come_in_a_frame(mode: str) -> None:
+    s, x = Scene(mode), np.ones(4, np.float32).tobytes()
+    s.ask(1)
+    from_worker(s, encode_data(Data(11, 0, TensorDesc("float32", (1, 4)), tuple(s.items()))), x)
+    assert [frames for _, frames in s.door.replies] == [[x]]
+
+
+def test_a_result_that_cannot_be_read_is_an_answer_and_counted() -> None:
+    s = Scene()
+    s.ask(1)
+    from_worker(s, encode_data(Data(11, 0, TensorDesc("float32", (1, 4)), tuple(s.items()))))
+    assert s.ends() == ["OUTPUT_MISMATCH"]
+    assert s.exchange.stats.events["unreadable_data"] == 1
+
+
+def test_what_no_worker_sends_is_counted_and_answers_nothing() -> None:
+    s = Scene()
+    s.ask(1)
+    right = encode_data(Data(11, 0, TensorDesc("float32", (1, 4)), tuple(s.items())))
+    for frames in ([], [right] * 3, [b"\xc1"], [encode_withdraw(Withdraw(11, ()))]):
+        from_worker(s, *frames)
+    assert (s.exchange.stats.events["malformed_data"], s.ends()) == (4, [])
+
+
+def test_one_result_of_several_tasks_is_in_no_clients_slot_twice() -> None:
+    """A slot is free when one of them has read it."""
+    s = Scene(place=wire.Place(1, 0, 7))
+    request = wire.Request(bytes(16), ("t", "u"), 1000, TensorDesc("float32", (1, 4)), None, 0)
+    x = np.zeros(4, np.float32).tobytes()
+    s.exchange.on_client(CLIENT, [zmq.Frame(wire.encode_to_dispatcher(request)), zmq.Frame(x)])
+    s.answer(11, s.items(), [1.0])
+    ((reply, frames),) = s.door.replies
+    assert [r.place for r in reply.results] == [None, None] and len(frames) == 2

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.grants import GrantDesk
-from blockflow.dispatcher.tensors import TensorDesk
+from blockflow.dispatcher.tensors import TensorDesk, waiting_bytes
 from blockflow.tensormq.channel import InBuffer
 from blockflow.tensormq.grants import MIN_TENSOR_BYTES, Grant, GrantBook
 from blockflow.tensormq.shm import ShmConsumer
+from blockflow.wire.client import Request
 from blockflow.wire.grants import Direction
 from blockflow.wire.tensor import Handle, TensorDesc
 
@@ -140,3 +142,31 @@ def test_a_result_that_cannot_be_opened_is_told_without_arenas_and_paths(
         desk.open(cast(Any, SimpleNamespace(tensor=None)), None)
     assert caught.value.code == told
     assert "arena" not in str(caught.value)
+
+
+def test_an_input_is_where_its_header_says_and_nowhere_else() -> None:
+    scene = Scene()
+    grants, frame = scene.desk._grants, memoryview(bytes(16))
+    grant = grants._book.ask(b"slots", Direction.UPLOAD, 1 << 20)
+    assert isinstance(grant, Grant)
+    grants._segments[grant.number] = cast(Any, scene.memory)
+    scene.memory.bytes[:16] = b"x" * 16
+    desc = TensorDesc("float32", (1, 4))
+    plain, slot = (Request(bytes(16), ("t",), 1, desc, up) for up in (None, (grant.number, 0)))
+    assert scene.desk.elements(b"slots", plain, frame) == bytes(16)
+    assert scene.desk.elements(b"slots", slot, None) == b"x" * 16
+    with pytest.raises(BlockFlowError, match="an upload and a frame"):
+        scene.desk.elements(b"slots", slot, frame)
+    with pytest.raises(BlockFlowError):
+        scene.desk.elements(b"slots", plain, None)
+
+
+def test_frames_that_wait_for_other_tasks_count_once_each() -> None:
+    def entry(*outcomes: Any, kept: tuple[Any, ...] = ()) -> Entry:
+        ends = {str(n): SimpleNamespace(outcome=o) for n, o in enumerate(kept)}
+        return cast(Entry, SimpleNamespace(outcomes=dict(enumerate(outcomes)), kept=ends))
+
+    one, two, placed = (Answer(SimpleNamespace(frame=f), (), 0) for f in (b"1", b"22", None))
+    error = make_error("BLOCK_FAILED", "broken")
+    entries = [entry(one, one, error), entry(placed, kept=(two, error)), entry()]
+    assert waiting_bytes(entries) == 3
