@@ -50,7 +50,8 @@ def test_clients_have_nothing_of_each_other() -> None:
     assert book.attach(b"b")
     mine = granted(book, b"a", UP, MIB)
     results = granted(book, b"a", DOWN, MIB)
-    book.check_upload(b"a", mine.number, mine.slots - 1, MIB)
+    for slot in (0, mine.slots - 1):
+        book.check_upload(b"a", mine.number, slot, MIB)
     assert code(book, b"b", mine.number, 0, 1) == "INVALID_REQUEST"
     assert code(book, b"c", mine.number, 0, 1) == "CONNECTION_LOST"
     assert code(book, b"a", mine.number, mine.slots, 1) == "INVALID_REQUEST"
@@ -77,6 +78,7 @@ def test_the_smallest_free_slot_is_taken() -> None:
     marks[small.number][5] = 7  # not the generation of what lies there
     assert book.reserve(b"a", MIB, marks.__getitem__) is None
     marks[small.number][5] = 1
+    assert book.reserve(b"a", MIB + 1, marks.__getitem__) is None  # it would not fit in there
     again = book.reserve(b"a", MIB, marks.__getitem__)
     assert again is not None
     assert (again.slot, again.generation) == (5, 2)
