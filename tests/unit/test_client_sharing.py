@@ -31,6 +31,7 @@ def attached() -> Sharing:
 
 def test_the_first_large_tensor_asks_and_the_small_ones_do_not() -> None:
     sharing = Sharing("auto")
+    assert sharing.info().reason == ""
     assert sharing.take(BIG - 1, 0) is None
     sharing.want(DOWN, BIG - 1, 0)
     assert not sharing.invites
@@ -40,9 +41,9 @@ def test_the_first_large_tensor_asks_and_the_small_ones_do_not() -> None:
     (invite,) = sharing.invites
     assert isinstance(decode_to_dispatcher(invite), Invite)
     assert sharing.state is SharingState.ASKED
-    sharing.on_invitation(Invitation(rid(1), "/x", TOKEN, ""), 0)
+    assert sharing.on_invitation(Invitation(rid(1), "/x", TOKEN, ""), 0)
     assert sharing.way == ("/x", Attach(TOKEN))
-    assert sharing.state is SharingState.ATTACHING
+    assert sharing.state is SharingState.ATTACHING and not sharing.packets
     sharing.on_attached()
     assert sharing.way is None
     assert list(sharing.packets) == [Ask(UP, BIG), Ask(DOWN, 5 * BIG)]
@@ -85,7 +86,7 @@ def test_a_refusal_holds_for_a_while() -> None:
     sharing = Sharing("auto")
     sharing.take(BIG, 0)
     sharing.invites.clear()
-    sharing.on_invitation(Invitation(rid(1), "", b"", "another host"), 7)
+    assert sharing.on_invitation(Invitation(rid(1), "", b"", "another host"), 7)
     assert sharing.info().reason == "another host"
     assert sharing.state is SharingState.UNAVAILABLE
     sharing.take(BIG, 6 + RETRY_NS)
@@ -96,7 +97,7 @@ def test_a_refusal_holds_for_a_while() -> None:
 
 def test_an_invitation_that_nobody_asked_for_is_nothing() -> None:
     sharing = Sharing("auto")
-    sharing.on_invitation(Invitation(rid(1), "/x", TOKEN, ""), 0)
+    assert not sharing.on_invitation(Invitation(rid(1), "/x", TOKEN, ""), 0)
     assert sharing.way is None
     assert sharing.state is SharingState.UNUSED
 
@@ -106,8 +107,8 @@ def test_slots_are_used_from_the_lowest_and_run_out() -> None:
     slots = [sharing.take(BIG, 0) for _ in range(16)]
     assert slots == [Slot(1, i) for i in range(16)]
     assert sharing.take(BIG, 0) is None
-    sharing.put_back(Slot(1, 9))
     sharing.put_back(Slot(1, 3))
+    sharing.put_back(Slot(1, 9))
     assert sharing.take(BIG, 0) == Slot(1, 3)
 
 
@@ -116,6 +117,9 @@ def test_the_smallest_slot_that_fits_is_taken() -> None:
     sharing.on_packet(Granted(2, UP, 64 * BIG, 2), 0)
     assert sharing.take(BIG, 0) == Slot(1, 0)
     assert sharing.take(64 * BIG, 0) == Slot(2, 0)
+    assert sharing.take(BIG - 1, 0) is None  # it rides in the message
+    sharing.on_packet(Granted(3, DOWN, 128 * BIG, 2), 0)  # for results
+    assert (sharing.info().upload_slots, sharing.info().result_slots) == (18, 2)
     assert sharing.take(128 * BIG, 0) is None
 
 
@@ -127,13 +131,13 @@ def test_a_reply_frees_what_was_sent_before_it_and_no_more() -> None:
         numbers[n] = sharing.sent(rid(n), slot)
     free = sharing._uploads[1].free
     assert len(free) == 12
+    sharing.on_reply(rid(99), 0)  # it had no slot
+    assert len(free) == 12
     sharing.on_reply(rid(3), numbers[3])
     assert len(free) == 14
     sharing.on_reply(rid(1), numbers[1])
     assert len(free) == 14
     sharing.on_reply(rid(4), 0)  # late: its caller has gone
-    assert len(free) == 15
-    sharing.on_reply(rid(99), 0)
     assert len(free) == 15
     sharing.on_reply(rid(5), numbers[5])
     assert sorted(free) == list(range(16))
