@@ -66,6 +66,19 @@ def test_who_says_nothing_is_closed(desk: GrantDesk, sides: list[Side]) -> None:
     assert desk.events == {"silent": 1, "refused": 1}
 
 
+def test_few_may_be_silent_at_once(desk: GrantDesk, sides: list[Side]) -> None:
+    path, token, _ = desk.invite(b"a", 0)
+    for _ in range(17):
+        sides.append(Side(path))
+        serve(desk)
+    assert sides[16].closed() and desk.events == {"refused": 1}
+    sides[0].say(Attach(token))
+    serve(desk)
+    sides.append(Side(path))  # one is a stranger no more
+    serve(desk)
+    assert desk.events == {"refused": 1} and desk.gauges()["clients"] == 1
+
+
 def test_who_is_attached_may_be_silent(desk: GrantDesk, sides: list[Side]) -> None:
     path, token, _ = desk.invite(b"a", 0)
     sides.append(Side(path))
@@ -197,7 +210,8 @@ def test_without_descriptors_it_looks_away_and_comes_back(
     desk._listener = Empty()  # type: ignore[assignment]
     serve(desk, 0)  # ends: the readable listener is not looked at any more
     due = desk.next_due()
-    assert due is not None
+    assert due is not None and due > 0
+    assert desk.events == {"refused": 1}
     desk._listener = listener
     desk.tick(due)
     assert desk.next_due() is None
