@@ -264,6 +264,7 @@ def test_questions_are_asked_on_connection_and_answered_by_id() -> None:
     done = only(core.on_message(description(rid(5)), 0))
     assert isinstance(done, Described)
     assert done.tasks["t"].deadline_ms == 300
+    assert core.on_tick(1000 * MS) == []  # it has had its outcome
 
 
 def test_waiting_for_tasks_asks_again_until_they_are_there() -> None:
@@ -302,9 +303,11 @@ def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
 
 def test_a_question_without_an_answer_times_out() -> None:
     core = connected_core()
-    core.ask(rid(5), None, 200, 0)
+    core.on_message(description(UNASKED), 0)  # what is known already is no answer to it
+    core.ask(rid(5), None, 2000, 0)
     send_all(core)
-    assert only(core.on_tick(200 * MS)).error.code == "TIMEOUT"
+    assert core.on_tick(1999 * MS) == []
+    assert only(core.on_tick(2000 * MS)).error.code == "TIMEOUT"
 
 
 def test_a_broken_description_ends_its_question() -> None:

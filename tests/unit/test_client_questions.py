@@ -16,6 +16,7 @@ from blockflow.core.errors import RequestError, make_error
 from blockflow.wire.client import (
     KIND_REPLY,
     UNASKED,
+    Description,
     Reply,
     Request,
     TaskResult,
@@ -53,6 +54,14 @@ def test_an_answer_to_the_client_s_own_question_was_asked_for() -> None:
     for unasked in (0, 1):
         core.on_message(description(UNASKED), 0)
         assert core.counters.unasked == unasked
+
+
+def test_who_waits_for_any_task_waits_for_one() -> None:
+    core = connected_core()
+    core.ask(rid(5), [], 200, 0)
+    send_all(core)
+    assert core.on_message([encode_to_client(Description(rid(5), 1, (), {}))], 0) == []
+    assert isinstance(only(core.on_message(description(rid(5)), 1)), Described)
 
 
 def names_of(letter: str) -> list[str]:

@@ -58,6 +58,11 @@ def test_unread_bytes_are_bounded() -> None:
     core.on_disconnected(2)  # nothing of it waits anywhere
     core.on_connected()
     assert sent(core) == [4]
+    for n in (5, 6, 7):
+        submit(core, n)
+    assert sent(core) == [5]
+    assert only(core.on_message(reply(4), 3))
+    assert sent(core) == [6]
 
 
 def test_a_reply_says_that_all_before_it_was_read() -> None:
@@ -66,8 +71,11 @@ def test_a_reply_says_that_all_before_it_was_read() -> None:
     assert sent(core) == [3, 4]
 
 
+@pytest.mark.parametrize(("late", "go_on"), [(1, [3]), (2, [3, 4])])
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-def test_what_nobody_waits_for_is_under_way_all_the_same(how: str) -> None:
+def test_what_nobody_waits_for_is_under_way_all_the_same(
+    how: str, late: int, go_on: list[int]
+) -> None:
     """Its bytes are in the socket until the Dispatcher has read them, which its reply tells."""
     core, now = full(), 1000 * MS + GRACE_NS
     if how == "cancelled":
@@ -75,10 +83,11 @@ def test_what_nobody_waits_for_is_under_way_all_the_same(how: str) -> None:
         core.cancel(rid(2))
     else:
         assert len(core.on_tick(now)) == 2
-    submit(core, 3, now=now)
+    for n in (3, 4):
+        submit(core, n, now=now)
     assert send_all(core, now) == [Cancel(rid(1)), Cancel(rid(2))]
-    assert core.on_message(reply(1), now) == []
-    assert sent(core, now) == [3]
+    assert core.on_message(reply(late), now) == []
+    assert sent(core, now) == go_on
 
 
 def test_an_answer_that_cannot_be_read_is_one_too() -> None:
