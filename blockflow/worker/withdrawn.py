@@ -28,8 +28,10 @@ class WithdrawnRequests:
         return len(self._known)
 
     def __contains__(self, item: object) -> bool:
-        known = self._known.get(item.request_id) if isinstance(item, Item) else None
-        return known is not None and isinstance(item, Item) and item.attempt <= known[0]
+        if not isinstance(item, Item):
+            return False
+        known = self._known.get(item.request_id)
+        return known is not None and item.attempt <= known[0]
 
     def add(self, requests: Iterable[tuple[bytes, int]], now_ns: int) -> None:
         """Remember (request id, attempt) each, until the latest deadline it can have."""

@@ -117,6 +117,21 @@ def test_what_is_being_computed_stays(trunk: Trunk) -> None:
     assert backlog.copies == 1
 
 
+def test_what_is_being_computed_is_no_reason_to_keep_the_others(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(2)
+    for _ in range(4):
+        trunk.arrive(backlog)
+    payload = trunk.send()
+    assert payload is not None
+    buffer = trunk.consumer.open(payload.desc, None)
+    last = trunk.waiting[-1].source
+    backlog.share(
+        Source("float32", DIMS[1:], 1, buffer=buffer), reversed(trunk.waiting), [id(last)]
+    )
+    assert trunk.in_slots() == [0, 3]
+
+
 def test_copies_have_a_bound_and_what_is_more_stays_in_its_slots(trunk: Trunk) -> None:
     nbytes = 4 * DIMS[1]
     backlog = Backlog(copied, most_bytes=2 * nbytes)
