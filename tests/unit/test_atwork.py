@@ -66,6 +66,8 @@ def test_forwards_side_by_side_have_lanes_of_their_own(tmp_path: Path) -> None:
     ]
     work.end(one)
     assert [w.stage for w in look.read()] == [6]
+    assert work.begin(7, [item(5)]) == one  # it is free again
+    work.end(one)
     work.restart(two, 6, [item(4)])
     assert [w.records for w in look.read()] == [(record(item(4)),)]
 
