@@ -120,7 +120,7 @@ class Delivery:
         for ticket in batch.tickets:
             for stage, _ in targets(ticket.item):
                 if stage not in self._local:
-                    if self._shm is not None and self._by_handle(stage):
+                    if self._by_handle(stage):
                         return self._shm
                     found = self._inline
         return found

@@ -295,6 +295,19 @@ def test_who_takes_no_handles_gets_the_elements_as_they_were(rig: Rig) -> None:
     rig.read_all()
 
 
+@BOTH
+def test_where_nobody_takes_handles_any_more_all_get_the_elements(rig: Rig, prepared: bool) -> None:
+    """Its slot was reserved by the routes before."""
+    batch = rig.batch([[1, 2]], [[1, 3]])
+    if prepared:
+        rig.delivery.prepare(batch, rig.slots)
+    rig.delivery.set_routes(table(2, b2="zeromq", b3="zeromq"))
+    assert rig.delivery.deliver(batch, rig.slots) == []
+    rows = [torch.full((2,), float(n)).numpy().tobytes() for n in (1, 2)]
+    assert [frame for _, _, frame in rig.push.sent] == rows
+    assert (batch.copies, batch.out, rig.slots.outstanding()) == (2, None, 0)
+
+
 def test_who_does_not_reach_the_output_gets_the_elements(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,15 +324,26 @@ def test_who_does_not_reach_the_output_gets_the_elements(
 
 def test_failures_of_many_are_told_in_messages_that_fit(rig: Rig) -> None:
     tree, _ = merge_paths([[1, 2]])
-    done = pack_timings([HopTiming(n, 1, 1, 1, 1) for n in range(30)])
+    done = pack_timings([HopTiming(n, 1, 1, 1, 1) for n in range(10)])
     count = 2 * limits.MAX_HEADER_BYTES // len(done)
     items = [Item(os.urandom(16), 1, 1, tree, 0, 1, 1000, done) for _ in range(count)]
     rig.delivery.fail(items, BlockError("BLOCK_FAILED", "no"))
     assert set(rig.failures()) == {i.request_id for i in items}
-    assert len(rig.push.sent) > 1 and rig.delivery.undeliverable == 0
+    assert 1 < len(rig.push.sent) < count and rig.delivery.undeliverable == 0
     told = len(rig.push.sent)
     rig.delivery.fail([], BlockError("BLOCK_FAILED", "no"))
     assert len(rig.push.sent) == told
+
+
+def test_why_it_failed_is_told_whole_where_it_fits(rig: Rig) -> None:
+    text = "x" * 500
+    error = BlockError("BLOCK_FAILED", text, where=text, hint=text)
+    for nodes, told in ((1, 500), (limits.MAX_PATH_NODES, 200)):
+        tree, _ = merge_paths([range(1, nodes + 1)])
+        done = pack_timings([HopTiming(n, 1, 1, 1, 1) for n in range(nodes)])
+        rig.delivery.fail([Item(os.urandom(16), 1, 1, tree, 0, 1, 1000, done)], error)
+        message = rig.push.sent[-1][1]
+        assert isinstance(message, Failure) and message.error.message == text[:told]
 
 
 def test_a_stage_may_run_twice_unless_its_route_says_no(rig: Rig) -> None:

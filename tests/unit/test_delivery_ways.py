@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from blockflow.core.errors import BlockError
-from blockflow.core.routing import RouteTable
+from blockflow.core.routing import RouteTable, StageRoute
 from blockflow.tensormq.channel import Payload
 from blockflow.wire.tensor import Handle, TensorDesc
 from blockflow.worker.parting import Part, next_item
-from tests.unit.test_delivery_books import DISPATCHER, MS, SECOND, Rig, Slots, table
+from tests.unit.test_delivery_books import DISPATCHER, ME, MS, SECOND, Rig, Slots, table
 
 
 @pytest.fixture
@@ -58,9 +58,12 @@ def test_an_output_lies_where_somebody_takes_it_by_handle(rig: Rig) -> None:
 
 
 def test_consumers_are_those_elsewhere_who_take_handles(rig: Rig) -> None:
-    rig.delivery.set_routes(table(2, b3="zeromq"))
+    routes = table(2, b3="zeromq")
+    here = StageRoute(4, "b4", "b4#0", ME, "ipc://7", "tensormq")
+    rig.delivery.set_routes(replace(routes, stages={**routes.stages, 4: here}))
     batch = rig.batch([[1, 2]], [[1, 3]], [[1, 4, 2]])
     assert rig.delivery.consumers_of(batch) == {SECOND}
+    assert rig.delivery.stays(batch) and not rig.delivery.stays(rig.batch([[1, 2]]))
 
 
 def test_every_producer_hears_which_device_each_process_is_on(
