@@ -39,6 +39,7 @@ def test_a_chain_in_three_stages() -> None:
     assert sliced.slowest == 4 and sliced.times == (4, 4, 4)
     assert sliced.grouped("abcdef") == [["a"], ["b", "c", "d"], ["e", "f"]]
     assert slice_evenly([5], 1) == Slicing((0, 1), (5,))
+    assert slice_evenly([0, 0], 2) == Slicing((0, 1, 2), (0, 0))  # too short to be measured
 
 
 def test_the_best_number_of_stages() -> None:
