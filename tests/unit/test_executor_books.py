@@ -176,6 +176,7 @@ def test_branches_here_share_an_output_until_the_last_has_read_it(
     bench.compute(bench.expect(one.stage))
     assert one.source.tensor() is None
     assert bench.slots is not None and bench.slots.free == 3
+    assert bench.executor.backlog._own == {}
 
 
 def test_an_output_that_nobody_reads_any_more_is_not_left_to_the_collector(
@@ -228,6 +229,28 @@ def test_what_lies_in_a_slot_is_copied_before_the_slot_is_let_go_of() -> None:
     assert source.detach(copied) and not source.detach(copied)
     source.release()
     assert done == ["copied", "let go"]
+
+
+def test_it_wakes_for_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, stages=1, timeout_ms=(20,))
+    executor, now = bench.executor, bench.clock.now
+    assert executor.next_wake_ns() is None and executor.idle
+    bench.arrive(1, 1)
+    running = bench.expect(1)
+    assert executor.busy and executor.next_wake_ns() == now + 20 * MS
+    for deadline, wakes in ((30, 20), (10, 10)):
+        bench.arrive(deadline, 1, deadline=now + deadline * MS)
+        assert executor.next_wake_ns() == now + wakes * MS
+    bench.compute(running)
+    assert not executor.busy
+
+
+def test_it_wakes_for_what_a_policy_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, stages=1)
+    now = bench.clock.now
+    bench.scheduler.set_policy(1, {"policy": "window", "max_rows": 8, "max_delay_ms": 10}, now)
+    bench.arrive(1, 1)
+    assert bench.start() is None and bench.executor.next_wake_ns() == now + 10 * MS
 
 
 def test_a_forwards_time_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
