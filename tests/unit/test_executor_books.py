@@ -152,6 +152,7 @@ def test_what_waits_for_a_slot_is_neither_idle_nor_overtaken(
     bench, running, _ = stalled(monkeypatch)
     bench.arrive(3, 3)
     assert bench.start() is None
+    assert bench.executor.next_wake_ns() == bench.clock.now + MS  # is a slot free by then?
     bench.compute(running)
     assert not bench.executor.idle
     for stage in (2, 3):
@@ -229,6 +230,16 @@ def test_what_lies_in_a_slot_is_copied_before_the_slot_is_let_go_of() -> None:
     assert source.detach(copied) and not source.detach(copied)
     source.release()
     assert done == ["copied", "let go"]
+
+
+def test_only_who_has_taken_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, stages=3, lanes=3, timeout_ms=(20, 40, 0))
+    for key in (1, 2, 3):
+        bench.arrive(key, key)
+        bench.expect(key)
+    assert bench.executor.next_overdue_ns() == bench.clock.now + 20 * MS
+    assert bench.executor.give_up_overdue(bench.clock.now + 20 * MS)
+    assert bench.sink.failed == {1: "BLOCK_FAILED"}
 
 
 def test_it_wakes_for_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
