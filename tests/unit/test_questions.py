@@ -63,6 +63,18 @@ def test_the_next_one_is_answered_when_the_last_one_is_taken() -> None:
     assert line.told() == [(A, b"5@2"), (B, b"5@2")]
 
 
+def test_nobody_waits_for_who_takes_nothing_or_has_no_more_questions() -> None:
+    line, c = Line(), b"c"
+    line.questions.ask(b"1", A, B, c)
+    line.questions.ask(b"2", A, c)
+    line.told()
+    line.unread[B].clear()
+    line.unread[c].clear()
+    line.questions.go_on()
+    assert line.told() == [(c, b"2@1")]
+    assert line.questions._under_way.keys() == {A, c}
+
+
 def test_small_ones_wait_for_nothing() -> None:
     line = Line()
     line.copies = True
