@@ -15,6 +15,7 @@ from blockflow.bench.demo.run import DEFAULT_PORTS, EPOCHS, REQUESTS, Demo, Outc
 from blockflow.bench.interrupts import interruptible
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, close_json
+from blockflow.cli.outputs import check_output
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.monitor.rest import RestClient
 
@@ -38,6 +39,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train, deploy and serve three tasks on real digits, and measure all of it."""
+    check_output(results / "demo.png", "--results")
     console = Console(stderr=as_json, highlight=False)
     settings = Settings(
         topology=topology,

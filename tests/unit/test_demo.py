@@ -18,7 +18,12 @@ import pytest
 from rich.console import Console
 
 from blockflow.bench.demo import picture, report
-from blockflow.bench.demo.blocks import SHARED, one_worker_topology, separate_topology
+from blockflow.bench.demo.blocks import (
+    SHARED,
+    one_worker_topology,
+    open_repository,
+    separate_topology,
+)
 from blockflow.bench.demo.data import HELD_OUT, TASKS, labels, load_data
 from blockflow.bench.demo.measure import (
     DEADLINE_S,
@@ -37,7 +42,7 @@ from blockflow.cli.demo import what_next
 from blockflow.cli.main import main
 from blockflow.client import Client
 from blockflow.client.collector import BlockMeans
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, RepositoryError
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -141,6 +146,28 @@ def test_a_bad_topology_file_is_a_typed_error(tmp_path: Path, text: str | None, 
     with pytest.raises(BlockFlowError) as caught:
         read_topology(path)
     assert caught.value.code == code
+
+
+def test_folders_that_cannot_be_written_are_told_of_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    topology = ["--topology", str(ROOT / "topology.json")]
+    assert main(["demo", *topology, "--results", str(no_folder)]) == 2
+    assert f"{no_folder} is no folder" in capsys.readouterr().err
+    with pytest.raises(RepositoryError, match="REPOSITORY_UNUSABLE"):
+        open_repository(no_folder / "blocks")
+
+
+def test_a_missing_matplotlib_is_told_of_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    settings = Settings(ROOT / "topology.json", tmp_path / "blocks", tmp_path)
+    with pytest.raises(BlockFlowError, match="MISSING_EXTRA: the picture is drawn by matplotlib"):
+        Demo(settings, Console(file=io.StringIO()), cast(Any, None)).run()
+    assert not (tmp_path / "blocks").exists()
 
 
 def test_shared_blocks_are_averaged_over_the_tasks_that_visit_them() -> None:

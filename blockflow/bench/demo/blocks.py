@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blockflow.bench.demo.data import TASKS
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import TensorSpec
+from blockflow.repository.folder import written
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -82,6 +83,11 @@ def state_bytes(repository: BlockRepository, names: tuple[str, ...]) -> int:
 
 
 def open_repository(root: Path) -> BlockRepository:
-    """The block repository at ``root``, made if it is not there."""
-    root.mkdir(parents=True, exist_ok=True)
+    """The block repository at ``root``, made if it is not there.
+
+    Raises:
+        RepositoryError: REPOSITORY_UNUSABLE: it cannot be made.
+    """
+    with written(root):
+        root.mkdir(parents=True, exist_ok=True)
     return BlockRepository(root)

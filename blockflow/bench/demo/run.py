@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from blockflow.bench.canvas import new_page
 from blockflow.bench.demo import blocks, picture
 from blockflow.bench.demo.data import HELD_OUT, TASKS, Digits, load_data
 from blockflow.bench.demo.measure import (
@@ -132,6 +133,7 @@ class Demo:
         if s.keep:  # said now, not after the training
             check_free(s.rest_port, s.client_port)
         data = load_data(s.seed)
+        new_page(1, 1)  # without matplotlib this says so now, not after the measurements
         repository = blocks.open_repository(s.repository)
         self._prepare(data, repository)
         outcome = Outcome(picture=s.results / "demo.png", figures=s.results / "demo.jsonl")
