@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -86,7 +87,7 @@ def what_next(outcome: Outcome, settings: Settings) -> str:
     lines = []
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("blockflow") is None and activate.exists():  # `make demo` activates nothing
-        lines.append(f". {activate}")
+        lines.append(f". {quote(str(activate))}")
     if (settings.rest_port, settings.client_port) != DEFAULT_PORTS:
         lines.append(f"export BLOCKFLOW_URL={outcome.rest_url}")
         lines.append(f"export BLOCKFLOW_ADDRESS={outcome.client_address}")
@@ -94,7 +95,7 @@ def what_next(outcome: Outcome, settings: Settings) -> str:
         "blockflow status",
         "blockflow top",
         "blockflow infer digit parity high --random",
-        f"blockflow apply {settings.topology}",
+        f"blockflow apply {quote(str(settings.topology))}",
         f"curl {outcome.rest_url}/openapi.json",
     ]
     around = "".join(f"  {line}\n" for line in lines)
@@ -102,5 +103,5 @@ def what_next(outcome: Outcome, settings: Settings) -> str:
         f"\nThe system runs on (process {outcome.pid}, log {outcome.log}). To look around:\n"
         f"{around}"
         "To end it, and to remove its log and state:\n"
-        f"  blockflow stop --yes && rm -r {outcome.log.parent}"
+        f"  blockflow stop --yes && rm -r {quote(str(outcome.log.parent))}"
     )

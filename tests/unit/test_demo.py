@@ -299,18 +299,18 @@ def test_the_commands_for_a_kept_system_work_in_the_shell_that_started_it(
     outcome = Outcome(
         rest_url="http://127.0.0.1:17780",
         client_address="tcp://127.0.0.1:17755",
-        log=tmp_path / "blockflow-demo-x" / "up.log",
+        log=tmp_path / "a b" / "up.log",
     )
-    activate = tmp_path / "bin" / "activate"
-    activate.parent.mkdir()
+    activate = tmp_path / "c d" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
     activate.touch()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "c d"))
     monkeypatch.setenv("PATH", str(tmp_path))
     lines = what_next(outcome, Settings(rest_port=17780, client_port=17755)).splitlines()
-    assert f"  . {activate}" in lines
+    assert f"  . '{activate}'" in lines
     assert "  export BLOCKFLOW_URL=http://127.0.0.1:17780" in lines
     assert "  export BLOCKFLOW_ADDRESS=tcp://127.0.0.1:17755" in lines
-    assert lines[-1] == f"  blockflow stop --yes && rm -r {outcome.log.parent}"
+    assert lines[-1] == f"  blockflow stop --yes && rm -r '{outcome.log.parent}'"
 
     (tmp_path / "blockflow").touch(mode=0o755)  # activated, and at the usual ports
     text = what_next(outcome, Settings())

@@ -110,9 +110,10 @@ def test_what_to_do(fault: dict[str, Any], remedy: str) -> None:
 
 
 def test_what_is_told_of_several() -> None:
-    left = (Leftover("/x/a", 3 * MIB), Leftover("/x/b", 2 * GIB))
+    left = (Leftover("/x y/a", 3 * MIB), Leftover("/x/b", 2 * GIB))
     (finding,) = wrong(leftovers=left)
-    assert "2 dead system(s) left 2.0 GiB" in finding.text and "rm -r /x/a /x/b" in finding.remedy
+    assert "2 dead system(s) left 2.0 GiB" in finding.text
+    assert finding.remedy.endswith("rm -r '/x y/a' /x/b")
     (finding,) = wrong(repository=replace(BLOCKS, loose=tuple("abcde")))
     assert "a, b, c, d, e, and" in finding.text and "more" not in finding.text
     (finding,) = wrong(memory=GIB - MIB)

@@ -8,6 +8,7 @@ planted fault, and none needs a broken machine for it.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -253,7 +254,7 @@ def run_root(f: Facts) -> Iterator[Finding]:
 def leftovers(f: Facts) -> Iterator[Finding]:
     if f.leftovers:
         total = _size(sum(left.nbytes for left in f.leftovers))
-        paths = " ".join(left.path for left in f.leftovers)
+        paths = shlex.join(left.path for left in f.leftovers)
         text = f"{len(f.leftovers)} dead system(s) left {total} of shared memory behind"
         remedy = f"the next `blockflow up` removes it; at once: rm -r {paths}"
         yield Finding("leftovers", Level.WARNING, text, remedy)
