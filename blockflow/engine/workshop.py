@@ -52,6 +52,9 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What helps where a form cannot be written."""
 
+_EXTRAS: Mapping[str, str] = {"onnx": "onnx", "onnx-int8": "onnx,onnxruntime"}
+"""Whose packages write a form."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPERATOR = re.compile(r"<OpOverload\(op='([^']+)'[^>]*>")
 _COMMAND = re.compile(r"Command:\n.*?\n\s*Output:\n", re.DOTALL)
@@ -95,6 +98,13 @@ class EngineWorkshop:
             raise
         except Exception as e:
             why = f"cannot be written as {kind}: {_reason(e)}"
+            if kind in _EXTRAS and isinstance(_cause(e), ImportError):  # of other versions
+                raise SystemError_(
+                    "MISSING_EXTRA",
+                    f"the packages that write {kind} do not fit together: {_reason(e)}",
+                    where=block.name,
+                    hint=f"pip install 'blockflow[{_EXTRAS[kind]}]'",
+                ) from e
             raise no_room(e, why, block.name) or ExportError(
                 "EXPORT_FAILED", why, where=block.name, hint=_INSTEAD[kind]
             ) from e
@@ -132,11 +142,16 @@ class EngineWorkshop:
                 made.close()
 
 
-def _reason(e: BaseException) -> str:
+def _cause(e: BaseException) -> BaseException:
     """What an exporter has failed of: its own message has the advice to its developers first, and
     repeats the cause at its end."""
     while e.__cause__ is not None and str(e.__cause__).strip():
         e = e.__cause__
+    return e
+
+
+def _reason(e: BaseException) -> str:
+    e = _cause(e)
     text = _COMMAND.sub("", _OPERATOR.sub(r"\1", _COLOURS.sub("", str(e))))
     return f"{type(e).__name__}: {' '.join(text.split())[:500]}"
 

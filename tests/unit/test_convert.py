@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -334,10 +335,12 @@ def test_a_path_that_torch_cannot_compile_from_is_said_so(
     assert e.value.where == "b"
 
 
+@pytest.mark.parametrize("absent", ["onnxscript", "what_another_onnxscript_imports"])
 def test_a_missing_exporter_is_named(
-    repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    absent: str, repository: BlockRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, absent, None)
+    monkeypatch.setattr("blockflow.engine.workshop._read", lambda _: import_module(absent))
     with pytest.raises(BlockFlowError) as e:
         EngineWorkshop().make("onnx", repository.info("b"), tmp_path, (), tmp_path / "x")
     assert e.value.code == "MISSING_EXTRA" and "blockflow[onnx]" in e.value.hint
@@ -379,8 +382,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     blocks = str(tmp_path / "blocks")
     factory = tmp_path / "small.py"
     factory.write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")
-    import sys
-
     sys.path.insert(0, str(tmp_path))
     try:
         export = ["export", "small:make", "--input", "float32[rows,2]", "-r", blocks, "--json"]
