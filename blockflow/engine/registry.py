@@ -13,6 +13,7 @@ from importlib import import_module
 from blockflow.core.engines import AUTO, ENGINES, Selection, select
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
 from blockflow.engine.frameworks import installed, openvino_lacks
 
@@ -43,7 +44,8 @@ def create_engine(
     Raises:
         RepositoryError: UNSUPPORTED_FORMAT, ARTIFACT_MISSING.
         BlockError: UNSUPPORTED_ENGINE.
-        SystemError_: MISSING_EXTRA when the engine's framework is not installed.
+        SystemError_: MISSING_EXTRA when the engine's framework is not installed, or is one that
+            does not go with the other packages.
     """
     chosen = select(
         block, engine, options.precision, options.extra, device=options.device, machine=machine
@@ -52,7 +54,18 @@ def create_engine(
     if lacking is not None:
         raise lacking
     module, _, name = CLASSES[chosen.engine].partition(":")
-    cls: type[Engine] = getattr(import_module(module), name)
+    try:
+        cls: type[Engine] = getattr(import_module(module), name)
+    except ImportError as e:
+        extra = ENGINES[chosen.engine].extra
+        if not extra:
+            raise
+        raise no_room(e, str(e), block.name) or SystemError_(
+            "MISSING_EXTRA",
+            f"engine {chosen.engine!r} cannot import the package {extra!r} that is here: {e!r}",
+            where=block.name,
+            hint=f"pip install 'blockflow[{extra}]'",
+        ) from e
     concrete = replace(options, precision=chosen.precision, extra=chosen.options)
     made = cls(block, concrete)
     made.name, made.variant = chosen.engine, chosen.variant

@@ -37,6 +37,26 @@ def test_a_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) 
     assert found is not None and found.code == "MISSING_EXTRA"
 
 
+@pytest.mark.parametrize(
+    ("said", "code"), [("", "MISSING_EXTRA"), ("x.so: cannot allocate memory", "NO_SPACE")]
+)
+def test_an_extra_that_cannot_be_imported_is_named(
+    said: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime for an older numpy, say, whose ImportError has no text."""
+
+    def fails(_module: str) -> None:
+        raise ImportError(said)
+
+    monkeypatch.setattr(registry, "installed", lambda _package: True)
+    monkeypatch.setattr(registry, "import_module", fails)
+    with pytest.raises(SystemError_) as e:
+        create_engine(FULL, EngineOptions(), "onnxruntime")
+    assert e.value.code == code and e.value.where == FULL.name
+    with pytest.raises(ImportError):  # a defect: it needs no extra
+        create_engine(FULL, EngineOptions(), "exported")
+
+
 def test_a_precision_that_the_cpu_lacks_is_not_silently_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
