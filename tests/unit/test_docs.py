@@ -64,6 +64,20 @@ def test_links_lead_somewhere() -> None:
     assert not dead
 
 
+def test_a_source_distribution_has_what_the_documents_lead_to() -> None:
+    taken = {"README.md", "LICENSE", "pyproject.toml", "blockflow"}  # by setuptools itself
+    for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("include ", "graft ")):
+            taken.update(one.split("/")[0] for one in line.split()[1:])
+    led = {"Makefile", "constraints.txt", "tests", "tools"}
+    for path in documents():
+        for target in _LINK.findall(prose(path)):
+            if not re.match(r"^[a-z]+:|#", target):
+                there = (path.parent / target.partition("#")[0]).resolve()
+                led.add(there.relative_to(ROOT).parts[0])
+    assert led <= taken
+
+
 def test_examples_are_well_formed() -> None:
     bad = []
     for example in chain.from_iterable(map(examples, documents())):
