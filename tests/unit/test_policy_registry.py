@@ -137,10 +137,14 @@ def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
     ],
 )
 def test_more_rows_than_the_worker_is_laid_out_for(spec: Mapping[str, Any], option: str) -> None:
+    spec = dict(spec)
     (problem,) = policy_problems(spec, PATH, list(facts_for((1,)).values()))
     assert problem.path == f"{PATH}.{option}" and "12" in problem.message
     # Nothing is known of the stage: the policy's own bound stands.
     assert policy_problems(spec, PATH) == []
+    narrow = [replace(facts, max_rows=1) for facts in facts_for((1,)).values()]
+    del spec[option]
+    assert policy_problems(spec, PATH, narrow) == [], "without the option there is no other bound"
 
 
 def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
@@ -155,6 +159,11 @@ def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
         assert problem.path == f"{PATH}.classes" and says in problem.message
     for classes in ([8, 64], [8, 32]):  # longer inputs than the last class are refused at the door
         assert policy_problems({"policy": "window", "classes": classes}, PATH, [stage]) == []
+    assert policy_problems(spec, PATH, [replace(stage, lengths=(32, 64))]) == []
+    fixed = replace(stage, length_dims=(), pads=False)  # beside it classes mean nothing
+    assert policy_problems(spec, PATH, [fixed, stage]) == []
+    (problem,) = policy_problems(spec, PATH, [fixed, replace(stage, pads=False)])
+    assert "does not promise" in problem.message
 
 
 def test_none_lets_what_is_under_way_leave_before_newcomers_start() -> None:
