@@ -187,10 +187,10 @@ class QueueingPolicy(Policy):
         group = self._known_groups.get(key)
         if group is None:
             group = key
-            facts = self.facts.get(query.stage)
-            length = None if facts is None or not facts.pads else facts.length(query.shape)
+            facts = self.facts[query.stage]
+            length = facts.length(query.shape) if facts.pads else None
             bound = next((c for c in self._classes if length is not None and length <= c), None)
-            if facts is not None and bound is not None:
+            if bound is not None:
                 dims = facts.length_dims
                 shape = tuple(bound if i in dims else d for i, d in enumerate(query.shape))
                 group = (query.stage, shape)

@@ -81,3 +81,24 @@ def test_two_branches_of_a_request_that_meet_again_keep_to_their_tasks_limit(
         if query is not None:
             policy.arrive(query._replace(stage=3, ready_ns=now, ahead=()), now)
             waiting[1] = None
+
+
+@BY_NAME
+def test_lengths_that_a_stage_takes_into_two_classes_part(spec: Mapping[str, Any]) -> None:
+    """A block with a stride comes before it."""
+    stages = [
+        StageFacts(f"b{n}", 8, 1, profile(TIMES), length_dims=(0,), lengths=(1, 64), pads=True)
+        for n in (1, 2)
+    ]
+    facts = dict(enumerate(stages, start=1))
+    policy = create_policy({**spec, "classes": [8, 64]}, (1, 2), facts)
+    both = [Query(key, 1, 1, 0, 0, LATE, (shape,)) for key, shape in ((1, 40), (2, 64), (3, 41))]
+    for query in both:
+        policy.arrive(query, 0)
+    assert policy.decide(0) == Run(1, (1, 2, 3), (64,))
+    policy.done(1, (1, 2, 3), MS)
+    for query, shape in zip(both, (5, 9, 6), strict=True):
+        policy.arrive(query._replace(stage=2, shape=(shape,), ready_ns=MS, first=False), MS)
+    assert policy.decide(MS) == Run(2, (1, 3), (6,))
+    policy.done(2, (1, 3), MS)
+    assert policy.decide(MS) == Run(2, (2,))

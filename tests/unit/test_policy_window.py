@@ -256,8 +256,10 @@ def test_lengths_of_one_class_are_padded_to_the_longest() -> None:
     policy = make(profiled=True, classes=[8, 16, 64])
     for key, length in ((1, 3), (2, 8), (3, 9), (4, 5)):
         policy.arrive(query(key, key, shape=(length, 7)), 4)
+    policy.arrive(query(5, 5, shape=(3, 9)), 5)  # it differs where nothing may be padded
     assert policy.decide(5) == Run(1, (1, 2, 4), (8, 7))
     assert policy.decide(5) == Run(1, (3,))
+    assert policy.decide(5) == Run(1, (5,))
 
 
 def test_without_classes_lengths_stay_apart() -> None:

@@ -66,3 +66,11 @@ def test_of_those_whose_turn_it_is_somewhere_the_oldest_batch_goes_on() -> None:
     assert policy.decide(MS, {2, 3}) is None
     policy.done(2, (2,), MS)
     assert policy.decide(MS, {3}) == Run(2, (0,))
+
+
+def test_who_comes_to_a_batch_that_waits_runs_with_it_once() -> None:
+    policy = meet([(0,), (1,)], [0, 1], (2, 3))
+    assert policy.decide(MS) == Run(2, (0,))
+    policy.done(2, (0,), MS)
+    policy.arrive(query(0, 0, stage=3, first=False, ahead=()), MS)
+    assert policy.decide(MS) == Run(3, (0, 1))
