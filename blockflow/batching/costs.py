@@ -51,6 +51,7 @@ class Costs:
         self.known = bool(facts) and all(measured(f) for f in facts.values())
         self._top = min(top, _LONGEST)
         self._lines: dict[tuple[Route, int | None], Line] = {}
+        self._bounds: dict[tuple[Route, int | None, int], int] = {}
         self._spreads = {
             stage: f.profile.r_max(f.threads) if f.profile and measured(f) else 0.0
             for stage, f in self._facts.items()
@@ -81,6 +82,23 @@ class Costs:
             parts.append(self.line((stage,), length))
             length = self._facts[stage].carried(length) if stage in self._facts else length
         return parts
+
+    def bound(self, route: Route, length: int | None, rows: int) -> int:
+        """What no batch takes longer than that has up to ``rows`` rows at each stage of ``route``,
+        or leaves it out, and of which nobody is longer than ``length`` where it begins."""
+        key = (route, length, rows)
+        bound = self._bounds.get(key)
+        if bound is None:
+            if len(self._bounds) >= _KEPT:
+                self._bounds.clear()
+            bound, longest = 0, length
+            for stage in route:
+                bound += peak(self.line((stage,), longest), rows)
+                if longest is not None:
+                    carried = self._facts[stage].carried(longest)
+                    longest = max(longest, carried or 0)
+            self._bounds[key] = bound
+        return bound
 
     def fluctuation(self, route: Iterable[int]) -> float:
         """LBCI's ``r_max``: the largest over the route's stages."""

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoys
-from blockflow.batching.costs import Costs, Route, at, measured, peak
+from blockflow.batching.costs import Costs, Route, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.meetings import Meetings, Rank
@@ -245,7 +245,7 @@ class QueueingPolicy(Policy):
 
     def _limit(self, route: Route) -> int:
         """Most rows that every stage of ``route`` takes at once."""
-        return min(self._max_rows[s] for s in route if s in self._max_rows)
+        return min(map(self._max_rows.__getitem__, route))
 
     def _length_of(self, query: Query) -> int | None:
         """The length of ``query``; None for fixed dims."""
@@ -294,8 +294,8 @@ class QueueingPolicy(Policy):
         """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
         urgent = self._room.most_urgent(group)
         length = self.facts[group[0]].length(group[1])  # no query of the class is longer
-        line = self._costs.line(self.stages[self._position[group[0]] :], length)  # the longest way
-        if urgent.deadline_ns >= now + peak(line, limit):
+        ahead = self.stages[self._position[group[0]] :]
+        if urgent.deadline_ns >= now + self._costs.bound(ahead, length, limit):
             return None
         return in_time(now, self._known)
 

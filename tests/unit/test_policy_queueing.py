@@ -154,7 +154,8 @@ def test_what_is_remembered_of_shapes_lengths_and_ways_has_a_bound(
         assert policy.decide(0) == Run(1, (key,))
         policy.done(1, (key,), 0)
     assert isinstance(policy, QueueingPolicy)
-    kept = [policy._known_groups, policy._known_routes, policy._costs._lines]
+    made = policy._costs
+    kept = [policy._known_groups, policy._known_routes, made._lines, made._bounds]
     if isinstance(policy, LbciPolicy):
         kept.append(policy._known_n_opt)
     assert all(0 < len(known) <= 9 for known in kept)

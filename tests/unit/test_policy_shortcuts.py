@@ -1,0 +1,94 @@
+"""What is not looked at for want of time changes no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from policy_rig import profile, query
+
+from blockflow.batching.facts import LENGTH, StageFacts
+from blockflow.batching.policy import Run
+from blockflow.batching.predicting import in_time
+from blockflow.batching.queueing import QueueingPolicy
+from blockflow.batching.registry import create_policy
+from blockflow.core.profile import Point, StageProfile
+
+STAGES = (1, 2, 3, 4)
+WAYS = ((2,), (3,), (4,), (2, 3), (3, 4), (2, 3, 4), ())
+SPECS = ({"policy": "window"}, {"policy": "dvabatch"}, {"policy": "lbci", "t_opt_ms": 900})
+BY_NAME = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["policy"])
+
+
+@BY_NAME
+def test_a_deadline_is_kept_where_times_fall_and_ways_part(spec: Mapping[str, Any]) -> None:
+    """Two rows are dear at the first head, four at the second: the last of six makes one late."""
+    dear = {1: 10.0, 2: 10.0, 4: 10.0, 8: 10.0}
+    times = {1: dear, 2: {**dear, 2: 30.0}, 3: {**dear, 4: 30.0}}
+    facts = {s: StageFacts(f"b{s}", 8, 1, profile(t)) for s, t in times.items()}
+    policy = create_policy(spec, (1, 2, 3), facts)
+    policy.arrive(query(1, 0, deadline_ms=55, ahead=(3,)), 0)
+    for key, ahead in ((2, (2,)), (3, (3,)), (4, (3,)), (5, (3,)), (6, (2,))):
+        policy.arrive(query(key, 0, deadline_ms=900 + key, ahead=ahead), 0)
+    assert policy.decide(0) == Run(1, (1, 2, 3, 4, 5))
+
+
+def facts_of(rng: Random) -> dict[int, StageFacts]:
+    """Times that fall somewhere, as measured ones may."""
+    return {
+        s: StageFacts(f"b{s}", 8, 1, profile({b: rng.choice((1.0, 9.0)) for b in (1, 2, 4, 8)}))
+        for s in STAGES
+    }
+
+
+def lengthy_facts() -> dict[int, StageFacts]:
+    """Times that grow with the length; behind stage 2 it is a quarter."""
+    points = tuple(
+        Point(1, rows, n, 5, *[rows * n / 16] * 6, 0.0, 0) for n in (1, 64) for rows in (1, 8)
+    )
+    table = StageProfile("enc", "0" * 64, "echo", "fp32", "here", points)
+    one = StageFacts("enc", 8, 1, table, (0,), (1, 64), pads=True)
+    return {s: replace(one, carries="length//4" if s == 2 else LENGTH) for s in STAGES}
+
+
+@BY_NAME
+@pytest.mark.parametrize("classes", [{}, {"classes": [16, 64]}], ids=["fixed", "lengths"])
+def test_where_no_deadline_seems_near_none_is(
+    spec: Mapping[str, Any], classes: Mapping[str, Any]
+) -> None:
+    """Beside a policy that looks at each query."""
+    rng = Random(7)
+    some = [lengthy_facts()] if classes else [facts_of(rng) for _ in range(3)]
+    near = 0
+    for _ in range(40):
+        facts = rng.choice(some)
+        both = [create_policy({**spec, **classes}, STAGES, facts) for _ in range(2)]
+        lanes = rng.choice([1, 1, 2])
+        tightest = rng.randint(70, 100) if classes else rng.randint(10, 40)
+        ways = rng.choice((WAYS, ((3, 4), (3,))))
+        queries = [
+            query(
+                key,
+                0,
+                shape=(rng.choice((50, 64, 64)) if classes else 4,),
+                rows=rng.choice((1, 1, 1, 2)),
+                deadline_ms=tightest + rng.choice((0, 1, 1000)),
+                ahead=rng.choice(ways),
+            )
+            for key in range(8)
+        ]
+        for policy in both:
+            policy.lanes = lanes
+            for one in queries:
+                policy.arrive(one, 0)
+        shortened, plain = both
+        assert isinstance(plain, QueueingPolicy)
+        known = plain._known
+        plain._in_time = lambda *_, known=known: in_time(0, known)  # type: ignore[method-assign]
+        run = shortened.decide(0)
+        assert run == plain.decide(0)
+        near += isinstance(run, Run) and len(run.keys) < 8
+    assert near > 4
