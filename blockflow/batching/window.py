@@ -237,7 +237,7 @@ class WindowPolicy(QueueingPolicy):
         route = self._route(self._room.most_urgent(group))
         if self._costs.known:
             return at(self._costs.line(route, self._longest(group)), rows)
-        return sum(self._spent.get(s, 0) for s in route)
+        return sum(map(self._spent.__getitem__, route))
 
     def _admit(self, group: Group, now: int) -> Admit | None:
         """With a profile: who would make others late stays for the next batch."""

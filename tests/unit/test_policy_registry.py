@@ -20,6 +20,7 @@ from blockflow.batching.registry import (
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.ways import Ways
 from blockflow.core.errors import TopologyError
+from blockflow.core.measuring import Subject
 
 PATH = "$.blocks[0].batching"
 
@@ -91,6 +92,9 @@ def test_a_missing_profile_names_the_command(spec: Mapping[str, Any]) -> None:
     assert problem.hint == "run: blockflow profile trunk1 trunk2"
     with pytest.raises(TopologyError, match="blockflow profile"):
         create_policy(spec, (1, 2))
+    other = [StageFacts("trunk1", 8, 3, subject=Subject(("trunk1",), "onnx"))]
+    (problem,) = policy_problems(spec, PATH, other)
+    assert problem.hint == "run: blockflow profile trunk1 --engines onnx --threads 3"
 
 
 def test_an_impossible_bound_is_named() -> None:

@@ -36,6 +36,16 @@ def test_delay_batch_waits_for_the_oldest() -> None:
     assert policy.decide(18 * MS) == Run(1, (2,))
 
 
+def test_the_window_that_ends_first_is_waited_for() -> None:
+    """Of two groups the older one's, unless the other one has a deadline before: a quarter of its
+    time is kept."""
+    for deadline_ms, until_ms in ((1000, 50), (20, 5 + 15)):
+        policy = make(max_delay_ms=50, profiled=True)
+        policy.arrive(query(1, 0, shape=(4,)), 0)
+        policy.arrive(query(2, 5 * MS, shape=(6,), deadline_ms=deadline_ms), 5 * MS)
+        assert policy.decide(5 * MS) == WaitUntil(until_ms * MS)
+
+
 def test_a_full_batch_does_not_wait() -> None:
     policy = make(max_rows=3, max_delay_ms=10)
     policy.arrive(query(1, 0, rows=2), 0)
@@ -90,6 +100,9 @@ def test_without_a_profile_the_last_batches_tell_how_long_one_takes() -> None:
     policy = make(max_delay_ms=100)
     policy.arrive(query(1, 0, deadline_ms=50), 0)
     assert policy.decide(0) == WaitUntil(25 * MS)  # nothing known yet
+    later = make(max_delay_ms=100)
+    later.arrive(query(1, 40 * MS, deadline_ms=50), 40 * MS)
+    assert later.decide(40 * MS) == WaitUntil(65 * MS)
     policy.arrive(query(2, 0, rows=40), 0)
     assert policy.decide(0) == Run(1, (1,))
     policy.done(1, [1], 8 * MS)
@@ -190,6 +203,24 @@ def test_batches_that_wait_for_the_same_stage_run_together() -> None:
     assert policy.decide(0) == Run(2, (1, 2, 3, 4))
     lands(policy, 2, (1, 2, 3, 4), 3)
     assert policy.decide(0) == Run(3, (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "runs"), [((4, 4, 4), [(1, 2), (3,)]), ((4, 5, 4), [(1, 3), (2,)])]
+)
+def test_of_batches_that_wait_for_the_same_stage_the_oldest_run_together(
+    shapes: tuple[int, ...], runs: list[tuple[int, ...]]
+) -> None:
+    """Those of one shape, whoever has come there first."""
+    policy = make((1, 2), max_rows=2)
+    for key in (1, 2, 3):
+        policy.arrive(query(key, 0), 0)
+        assert policy.decide(0, {2}) == Run(1, (key,))
+    for key in (3, 2, 1):
+        policy.done(1, (key,), MS)
+        policy.arrive(query(key, 0, stage=2, first=False, shape=(shapes[key - 1],)), MS)
+        assert policy.decide(MS, {1, 2}) is None
+    assert [policy.decide(MS) for _ in runs] == [Run(2, keys) for keys in runs]
 
 
 @pytest.mark.parametrize(
