@@ -171,13 +171,15 @@ def test_classes_need_a_variable_dim_that_may_be_padded() -> None:
 
 
 def test_none_lets_what_is_under_way_leave_before_newcomers_start() -> None:
-    policy = create_policy({}, (1, 2))  # none is the default
+    policy = create_policy({}, (1, 2, 3))  # none is the default
     policy.arrive(Query(5, 1, 1, 50, 50, 10**12), 50)
     policy.arrive(Query(4, 1, 9, 40, 60, 10**12 + 1), 60)
-    for key, arrival in ((3, 45), (2, 30)):  # at their second stage
-        policy.arrive(Query(key, 2, 1, arrival, 60, 10**12, first=False), 60)
-    assert [policy.decide(70) for _ in range(5)] == [
+    for key, stage, arrival in ((3, 2, 45), (2, 2, 30), (6, 3, 35), (7, 3, 20)):
+        policy.arrive(Query(key, stage, 1, arrival, 60, 10**12, first=False), 60)
+    assert [policy.decide(70) for _ in range(7)] == [
+        Run(3, (7,)),
         Run(2, (2,)),
+        Run(3, (6,)),
         Run(2, (3,)),
         Run(1, (5,)),
         Run(1, (4,)),

@@ -119,6 +119,27 @@ def test_a_task_has_its_limit_in_a_batch() -> None:
     assert r.pick(HERE, 9, aboard=[query(11, 0, rows=2)]) == []
 
 
+def test_a_batch_under_way_takes_of_the_others_as_many_as_it_may_have() -> None:
+    r = room(TaskShare(), TaskShare(max_batch_rows=2), TaskShare(max_batch_rows=2))
+    aboard = [query(1, 0, rows=2), query(2, 0, task=1)]
+    others = [
+        query(key, 0, task=task, rows=rows)
+        for key, task, rows in ((3, 0, 7), (4, 2, 3), (5, 1, 2), (6, 1, 1), (7, 2, 1), (8, 0, 1))
+    ]
+    found = r.with_company(aboard, others, 8)
+    assert [q.key for q in found] == [1, 2, 4, 6, 8], "4 is over its limit by itself: once"
+    assert r.with_company(aboard, others, 8, lambda _, q: q.key != 6) == found[:3]
+
+
+def test_who_is_as_urgent_as_some_of_a_group_does_not_outrank_it() -> None:
+    r = room(TaskShare(), TaskShare(priority=1), TaskShare(priority=2))
+    for key, task in ((1, 0), (2, 1)):
+        r.add(query(key, 0, task=task))
+    for stage, task in ((2, 1), (3, 2)):
+        r.add(query(10 * stage, 0, stage=stage, task=task))
+    assert not r.outranked(HERE, {3}) and r.outranked(HERE, {2})
+
+
 def test_an_unknown_task_counts_as_the_first() -> None:
     r = room(TaskShare(), TaskShare())
     for key, task in ((1, 7), (2, -3)):
@@ -134,6 +155,8 @@ def test_removal_and_ages() -> None:
     assert r.remove(2) is not None and r.inner(HERE) == 0
     assert r.remove(0) is not None and r.since(HERE) == MS
     assert r.remove(0) is None
+    r.add(query(5, 0, first=False))
+    assert serve(r, 1) == [5] and r.inner(HERE) == 0, "it is due first, and gone now"
     assert serve(r, 9) == [1, 3] and list(r.groups) == [] and r.first() is None
 
 
