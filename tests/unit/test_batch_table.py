@@ -86,3 +86,36 @@ def test_two_batches_at_one_stage_are_told_apart() -> None:
     assert convoys.done(1, [2]) is two
     assert convoys.done(9, [1]) is convoys.done(1, [2]) is None
     assert convoys.done(1, [1]) is one
+
+
+def test_whom_a_part_lets_go_on_first() -> None:
+    """The rest of its batch, what it was split from, and who is ahead on its pair."""
+    table = BatchTable()
+
+    def others(part: Part) -> list[Part]:
+        return [other for other in table.before(part) if other is not part]
+
+    front = table.new(0, 0)
+    front.level = front.at = 2
+    front.pair = 0
+    behind = table.stretch(front.row, 0)
+    behind.pair = 1
+    assert others(front) == [behind] and others(behind) == []
+    second = table.new(0, 0)
+    second.pair = 0
+    assert others(second) == [front] and others(front) == [behind]
+    second.pair = None
+    assert others(second) == [front, behind], "it could take the place of each"
+    second.at = 1
+    assert others(second) == [front]
+    second.at = 3
+    assert others(second) == []
+    later = table.split(front, 2, serial=True)
+    later.pair = 2
+    assert others(later) == [front, behind] and others(front) == [behind]
+    branch = table.split(front, 3)
+    branch.pair = 3
+    assert others(branch) == [], "its branches need not go one after the other"
+    first, last = table.new(0, 0), table.new(0, 0)
+    assert table.first_of_origin(first.row) and table.first_of_origin(last.row)
+    assert table.first_of_origin(front.row) and not table.first_of_origin(later.row)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from policy_rig import profile, query
 
+from blockflow.batching.costs import Costs, Route, at
 from blockflow.batching.facts import LENGTH, StageFacts
-from blockflow.batching.policy import Run
-from blockflow.batching.predicting import in_time
+from blockflow.batching.policy import Query, Run
+from blockflow.batching.predicting import BatchTimes, Known, in_time
 from blockflow.batching.queueing import QueueingPolicy
 from blockflow.batching.registry import create_policy
 from blockflow.core.profile import Point, StageProfile
@@ -92,3 +93,40 @@ def test_where_no_deadline_seems_near_none_is(
         assert run == plain.decide(0)
         near += isinstance(run, Run) and len(run.keys) < 8
     assert near > 4
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lengths", [False, True], ids=["fixed", "lengths"])
+def test_times_that_are_counted_query_by_query_are_those_of_all(lengths: bool, lanes: int) -> None:
+    """Beside each stage's time for all who come to it, as long as the longest of the batch."""
+    rng = Random(3)
+    facts = lengthy_facts() if lengths else facts_of(rng)
+    facts[2] = replace(facts[2], carries=LENGTH)
+    costs, position = Costs(facts, 8), {stage: i for i, stage in enumerate(STAGES)}
+    known = Known(costs, (lambda q: q.shape[0]) if lengths else None, lambda _: (), position, lanes)
+    for _ in range(20):
+        times, added = BatchTimes(known), list[tuple[Query, Route]]()
+        for key in range(8):
+            one = query(key, 0, rows=rng.choice((1, 1, 3)), shape=(rng.choice((3, 20, 64)),))
+            added.append((one, rng.choice(((1,), (1, 2), (1, 3, 4), (1, 2, 3), ()))))
+            times.add(*added[-1])
+            longest = max(q.shape[0] for q, _ in added) if lengths else None
+            spent = {
+                s: at(costs.line((s,), longest), sum(q.rows for q, way in added if s in way))
+                for s in STAGES
+            }
+            ends = {}
+            for way in {way for _, way in added}:
+                last = position[way[-1]] if way else -1
+                mine = way if lanes > 1 else [s for s in STAGES if position[s] <= last]
+                ends[way] = sum(spent[s] for s in mine)
+                assert times.ns(way) == ends[way]
+            assert times.whole() == sum(spent.values()) and times.rows == sum(
+                q.rows for q, _ in added
+            )
+            assert times.ns(times.latest()) == max(ends.values())
+            assert set(times.stages) == {s for way in ends for s in way}
+            bounds = {way: end + rng.choice((4, 5, 6)) for way, end in ends.items()}
+            late = any(5 + end > bounds[way] for way, end in ends.items())
+            assert times.late(bounds, 5) is late
+            assert not times.late({}, 5)
