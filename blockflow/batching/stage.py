@@ -273,7 +273,7 @@ class Pipeline:
         moved = True
         while moved:
             moved = False
-            for level in sorted(self._restless, reverse=True):
+            for level in sorted(self._restless, reverse=True):  # each tells only on those before
                 if self.executors[level] is X.INACTIVE:
                     if not self._any_legal(level):
                         continue
@@ -282,16 +282,14 @@ class Pipeline:
                     self._release(level - 1, pair)
                 self._owed[level].clear()
                 self._restless.discard(level)
-                moved = True
             for i, (level, pair) in enumerate(self._empties):
                 if self.legal(level, pair):
                     del self._empties[i]
-                    if level == max(self._held[pair]) > max(self._restless, default=-1):
+                    if level == max(self._held[pair]):
                         self._let_go(level, pair)  # to the end, where it would leave all as it was
                     else:
                         self._read(level, pair)
                         self._consume(level, pair)
-                        if level + 1 < self.levels:
-                            self._empties.append((level + 1, pair))
+                        self._empties.append((level + 1, pair))
                     moved = True
                     break

@@ -107,6 +107,20 @@ def test_an_executor_checks_while_its_batch_is_on_the_wrong_pair() -> None:
     assert row.executors[1] is Executor.ACTIVE
 
 
+def test_a_batch_that_was_checked_for_and_has_run_is_not_gone_when_the_next_one_is() -> None:
+    row = Pipeline(2, 1)
+    assert row.enter(0) == row.enter(1) == 0
+    assert not row.can_start(0, 0)
+    row.start(1, 0)
+    row.finish(1, 0)
+    row.start(0, 0)
+    row.finish(0, 0)
+    row.vacate(1, 0)
+    assert row.enter(0) == 0
+    row.vacate(0, 0)
+    assert row.at_rest
+
+
 def test_a_batch_that_is_gone_frees_its_checking_executor_and_its_pair() -> None:
     row = Pipeline(2, 1)
     assert row.enter(0) == 0
@@ -142,7 +156,10 @@ def test_stages_can_be_entered_late_left_early_and_skipped() -> None:
     assert row.enter(1) == 0
     row.start(1, 0)
     row.finish(1, 0)
+    assert row.enter(1) is None
     assert row.skip(2, 0)
+    assert row.enter(1) == 0, "there is room as soon as it has left"
+    row.vacate(1, 0)
     assert row.can_start(3, 0)
     row.start(3, 0)
     row.finish(3, 0)
