@@ -333,13 +333,16 @@ def test_a_window_ends_when_the_stages_ahead_take_no_more_rows() -> None:
     assert policy.decide(MS) == Run(1, (1, 2))
 
 
-def test_a_batch_that_loses_all_its_queries_frees_everything() -> None:
+@pytest.mark.parametrize("asked", [False, True], ids=["landed", "waits"])
+def test_a_batch_that_loses_all_its_queries_frees_everything(asked: bool) -> None:
     w = worker(make(buffer_pairs=1))
     come(w, 0, 0)
     w.decide(0)
     w.finish(0, MS, fail=False)
     w.decide(MS)
     w.finish(0, 2 * MS, fail=False)
+    if asked:
+        assert w.policy.decide(2 * MS, {3}) is None
     w.drop_key(0, 2 * MS)
     come(w, 3 * MS, 1)
     w.run_out(3 * MS)
