@@ -89,7 +89,7 @@ class Convoys:
         convoy = self._of.get(key if origin is None else origin)
         if convoy is None:
             return False  # from another policy's stage, or it has run alone
-        if origin is not None or key not in convoy.landed:
+        if key not in convoy.landed:
             if convoy not in self._landed:
                 return False
             self._of[key] = convoy  # a branch of a path that has just forked: with the trunk's

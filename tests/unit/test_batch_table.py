@@ -5,7 +5,7 @@ from __future__ import annotations
 from policy_rig import query
 
 from blockflow.batching.batch_table import BatchTable, Part
-from blockflow.batching.convoy import Convoys
+from blockflow.batching.convoy import Convoy, Convoys
 from blockflow.batching.policy import ELSEWHERE
 
 
@@ -119,3 +119,20 @@ def test_whom_a_part_lets_go_on_first() -> None:
     first, last = table.new(0, 0), table.new(0, 0)
     assert table.first_of_origin(first.row) and table.first_of_origin(last.row)
     assert table.first_of_origin(front.row) and not table.first_of_origin(later.row)
+
+
+def test_who_has_landed_goes_on_with_his_convoy_and_who_has_not_does_not() -> None:
+    convoys, convoy = Convoys(), Convoy()
+    one, two, three = (query(key, 0, first=False) for key in (1, 2, 3))
+    convoys.join(convoy, [one, two, three])
+    convoys.start(convoy, [one, two])
+    assert set(convoy.running) == {1, 2} and set(convoy.waiting) == {3}
+    assert convoys.drop(2) is None and set(convoy.running) == {1, 2}, "it runs"
+    branch = three._replace(key=7, stage=3, origin=3)
+    assert not convoys.arrive(branch), "nobody of them has just run"
+    assert convoys.done(1, []) is None and convoys.done(1, [1, 2]) is convoy
+    assert convoys.arrive(one._replace(stage=2)) and convoys.arrive(two._replace(stage=2))
+    assert convoys.drop(2) is None and convoys.drop(3) is None, "the convoy is yet to settle"
+    assert convoys.settle() == [convoy] and not convoys.settle()
+    assert not convoys.arrive(two._replace(stage=2)), "it has left"
+    assert convoys.drop(1) is convoy and convoy.empty

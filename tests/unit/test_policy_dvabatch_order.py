@@ -77,6 +77,19 @@ def test_who_fits_beside_all_that_is_under_way_may_join() -> None:
         assert w.left == {0, 1}
 
 
+def test_nobody_is_late_for_company_where_rows_are_under_way_either() -> None:
+    """One row takes 2 ms at each stage, two take 3."""
+    policy = create_policy({"policy": "dvabatch", "policies": ["input"]}, (1, 2), facts_for((1, 2)))
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), MS)
+    policy.arrive(query(1, 0, stage=2, first=False), MS)
+    assert policy.decide(MS) == Run(2, (1,))
+    policy.arrive(query(2, MS, deadline_ms=5), MS)
+    policy.arrive(query(3, MS), MS)
+    assert policy.decide(MS, {2}) == Run(1, (2,))
+
+
 def test_the_later_half_goes_before_who_came_after_it() -> None:
     """It has no place in the pipeline before it runs; who comes later must not take its turn."""
     w = TinyWorker(make({**dict.fromkeys(CHAIN, FLAT), 1: CHEAP}, policies=["operator"]), {}, 2)

@@ -170,6 +170,16 @@ def test_lbci_counts_all_heads_that_a_batch_runs_one_after_another(
     assert policy.decide(0) == Run(1, keys)
 
 
+@pytest.mark.parametrize(("t_opt_ms", "keys"), [(36, (1,)), (42, (1, 2))])
+def test_the_strict_bound_counts_where_ways_part(t_opt_ms: float, keys: tuple[int, ...]) -> None:
+    """The times of one of the heads scatter by a quarter: 30 ms are 37.5."""
+    facts = {s: StageFacts(f"b{s}", 8, 1, FLAT) for s in STAGES}
+    table = profile({1: 10.0, 2: 10.0, 3: 12.0, 4: 12.0, 8: 12.0}, spread=0.25)
+    facts[3] = StageFacts("b3", 8, 1, table)
+    policy = create_policy({"policy": "lbci", "t_opt_ms": t_opt_ms}, STAGES, facts)
+    assert two_heads(policy, 900, 901).decide(0) == Run(1, keys)
+
+
 @pytest.mark.parametrize(("t_opt_ms", "joins"), [(45, False), (55, True)])
 def test_lbci_counts_the_heads_of_newcomers_and_of_those_aboard(
     t_opt_ms: float, joins: bool
