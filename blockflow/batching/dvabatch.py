@@ -343,7 +343,7 @@ class DvabatchPolicy(QueueingPolicy):
             return None
         route = self._route(self._room.most_urgent(group))
         limit = min(self._bs_max - active, self._limit(route))
-        in_time = self._in_time(group, now, limit)
+        in_time = self._in_time(group, now)
 
         def fits(total: int, query: Query) -> bool:
             return total <= limit and (in_time is None or in_time(total, query))

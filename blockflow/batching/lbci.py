@@ -311,7 +311,7 @@ class LbciPolicy(QueueingPolicy):
         if group is None:
             return None
         most = self._limit(self._route(self._room.most_urgent(group)))
-        in_time = self._in_time(group, now, most)
+        in_time = self._in_time(group, now)
         times, limit, most_ns, full = BatchTimes(self._known), most, 0.0, False
 
         def admit(rows: int, query: Query) -> bool:

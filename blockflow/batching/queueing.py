@@ -290,12 +290,12 @@ class QueueingPolicy(Policy):
             line(route, joining),
         )
 
-    def _in_time(self, group: Group, now: int, limit: int) -> Admit | None:
+    def _in_time(self, group: Group, now: int) -> Admit | None:
         """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
         urgent = self._room.most_urgent(group)
         length = self.facts[group[0]].length(group[1])  # no query of the class is longer
-        ahead = self.stages[self._position[group[0]] :]
-        if urgent.deadline_ns >= now + self._costs.bound(ahead, length, limit):
+        ahead, most = self.stages[self._position[group[0]] :], self._max_rows[group[0]]
+        if urgent.deadline_ns >= now + self._costs.bound(ahead, length, most):
             return None
         return in_time(now, self._known)
 
