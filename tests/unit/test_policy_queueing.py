@@ -80,7 +80,7 @@ def test_who_was_under_way_when_the_policy_changed_has_not_arrived_again() -> No
 LANES = (*(spec for spec, _ in SPECS), {"policy": "lbci", "t_opt_ms": 900})
 
 
-@pytest.mark.parametrize("spec", LANES, ids=str)
+@pytest.mark.parametrize("spec", [{"policy": "none"}, *LANES], ids=str)
 @pytest.mark.parametrize(("lanes", "first"), [(1, 1), (2, 3)])
 def test_in_one_lane_who_is_under_way_goes_before_newcomers_of_any_priority(
     spec: Mapping[str, Any], lanes: int, first: int
@@ -93,10 +93,13 @@ def test_in_one_lane_who_is_under_way_goes_before_newcomers_of_any_priority(
     policy.done(1, (1,), MS)
     policy.arrive(query(1, 0, stage=2, first=False), MS)
     policy.arrive(query(3, MS, stage=2, task=1), MS)
-    assert policy.decide(MS) == Run(2, (first,))
+    for key in (first, 4 - first):
+        assert policy.decide(MS) == Run(2, (key,))
+        policy.done(2, (key,), MS)
+    assert policy.decide(MS) is None
 
 
-@pytest.mark.parametrize("spec", LANES, ids=str)
+@pytest.mark.parametrize("spec", [{"policy": "none"}, *LANES], ids=str)
 def test_nobody_begins_before_the_first_of_those_who_come_to_a_block(
     spec: Mapping[str, Any],
 ) -> None:

@@ -204,6 +204,16 @@ def test_none_gives_those_from_another_policys_block_their_turns() -> None:
     assert sorted(ran) == [0, 1, 1, 1]
 
 
+def test_none_keeps_who_has_gone_on_waiting_for_the_stage_where_he_is() -> None:
+    policy = create_policy({}, (1, 2, 3))
+    for stage in (1, 2):
+        policy.arrive(Query(1, stage, 1, 0, stage, 10**12, first=stage == 1), stage)
+        assert policy.decide(stage) == Run(stage, (1,))
+    policy.arrive(Query(1, 3, 1, 0, 3, 10**12, first=False), 3)
+    assert policy.decide(3, {3}) is None
+    assert policy.decide(3) == Run(3, (1,))
+
+
 def test_none_forgets_what_it_has_run() -> None:
     policy = create_policy({}, (1, 2))
     policy.arrive(Query(1, 1, 1, 0, 0, 10**12), 0)
