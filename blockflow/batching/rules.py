@@ -86,7 +86,7 @@ class Trial:
     def run(self, ways: Sequence[Sequence[int]]) -> None:
         """``ways``: which of the policy's stages, by position, a query of each task runs."""
         policy = self._policy
-        for n, way in enumerate([w for w in ways if w][:_WAYS]):
+        for n, way in enumerate(ways[:_WAYS]):
             stages = [policy.stages[i] for i in way]
             for key in range(_QUERIES * n, _QUERIES * (n + 1)):
                 self._arrive(key, stages)

@@ -61,11 +61,17 @@ def test_costs_follow_what_is_measured() -> None:
     costs.measured(2, 1, 40_000)
     slow = query(2, 0, stage=2)
     assert costs.of(slow) == 10.0
+    costs.measured(1, 1, 11_000)  # a tenth of the way from 1000
+    assert costs.of(slow) == 5.0
+    costs.measured(1, 1, 0)  # no time at all says nothing
+    assert costs.of(slow) == 5.0
     for _ in range(200):
         costs.measured(1, 1, 20_000)  # the cheapest is so no more
     assert costs.of(slow) == 1.0
-    costs.measured(1, 1, 0)  # no time at all says nothing
+    for _ in range(200):
+        costs.measured(1, 1, 400_000)  # nor even cheap
     assert costs.of(slow) == 1.0
+    assert costs.of(query(1, 0, ahead=())) == pytest.approx(2.5)
 
 
 def test_at_one_block_a_row_is_a_row() -> None:
