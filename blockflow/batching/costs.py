@@ -80,7 +80,7 @@ class Costs:
         parts = []
         for stage in route:
             parts.append(self.line((stage,), length))
-            length = self._facts[stage].carried(length) if stage in self._facts else length
+            length = self._facts[stage].carried(length)
         return parts
 
     def bound(self, route: Route, length: int | None, rows: int) -> int:

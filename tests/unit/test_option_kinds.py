@@ -1,4 +1,4 @@
-"""What values a policy's options take: the bounds themselves, and nothing that only looks like one."""
+"""What values a policy's options take: at the bounds, and nothing that only looks like one."""
 
 from __future__ import annotations
 

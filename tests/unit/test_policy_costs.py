@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from policy_rig import MS, profile
 
-from blockflow.batching.costs import Costs, FittedCosts, at, measured
+from blockflow.batching.costs import Costs, FittedCosts, at, measured, peak
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines, gain
 from blockflow.batching.sliced import merged
@@ -29,6 +29,12 @@ def test_lines_follow_the_table() -> None:
     assert [line[b] // MS for b in range(6)] == [0, 20, 32, 44, 56, 68]
     assert at(line, 8) == 104 * MS and at(line, 16) == 208 * MS
     assert costs.fluctuation((1,)) == 0 and costs.fluctuation((1, 2)) == 0.2
+
+
+def test_the_most_of_a_line_is_that_of_any_batch_up_to_the_rows() -> None:
+    line = [0, 1, 9, 2, 20]
+    assert [peak(line, rows) for rows in (1, 2, 3, 4, 8)] == [1, 9, 9, 20, 40]
+    assert peak([0, 9, 2], 2) == 9
 
 
 def test_nothing_is_known_without_a_profile_for_the_threads() -> None:

@@ -45,30 +45,35 @@ def facts_of(rng: Random) -> dict[int, StageFacts]:
     }
 
 
-def lengthy_facts() -> dict[int, StageFacts]:
-    """Times that grow with the length; behind stage 2 it is a quarter."""
+def lengthy_facts(carries: str = "length//4") -> dict[int, StageFacts]:
+    """Times that grow with the length; behind stage 2 that is another one."""
     points = tuple(
         Point(1, rows, n, 5, *[rows * n / 16] * 6, 0.0, 0) for n in (1, 64) for rows in (1, 8)
     )
     table = StageProfile("enc", "0" * 64, "echo", "fp32", "here", points)
     one = StageFacts("enc", 8, 1, table, (0,), (1, 64), pads=True)
-    return {s: replace(one, carries="length//4" if s == 2 else LENGTH) for s in STAGES}
+    return {s: replace(one, carries=carries if s == 2 else LENGTH) for s in STAGES}
 
 
 @BY_NAME
-@pytest.mark.parametrize("classes", [{}, {"classes": [16, 64]}], ids=["fixed", "lengths"])
+@pytest.mark.parametrize(
+    ("carries", "least", "most"),
+    [("", 10, 40), ("length//4", 70, 100), ("length*4", 130, 330)],
+    ids=["fixed", "shorter", "longer"],
+)
 def test_where_no_deadline_seems_near_none_is(
-    spec: Mapping[str, Any], classes: Mapping[str, Any]
+    spec: Mapping[str, Any], carries: str, least: int, most: int
 ) -> None:
     """Beside a policy that looks at each query."""
     rng = Random(7)
-    some = [lengthy_facts()] if classes else [facts_of(rng) for _ in range(3)]
+    some = [lengthy_facts(carries)] if carries else [facts_of(rng) for _ in range(3)]
+    classes = {"classes": [16, 64]} if carries else {}
     near = 0
     for _ in range(40):
         facts = rng.choice(some)
         both = [create_policy({**spec, **classes}, STAGES, facts) for _ in range(2)]
         lanes = rng.choice([1, 1, 2])
-        tightest = rng.randint(70, 100) if classes else rng.randint(10, 40)
+        tightest = rng.randint(least, most)
         ways = rng.choice((WAYS, ((3, 4), (3,))))
         queries = [
             query(
