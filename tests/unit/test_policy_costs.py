@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from policy_rig import MS, profile
 
 from blockflow.batching.costs import Costs, FittedCosts, at, measured, peak
-from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import Arrivals, Lines, gain
+from blockflow.batching.facts import LENGTH, StageFacts
+from blockflow.batching.joining import Arrivals, Lines, _Ahead, gain
 from blockflow.batching.sliced import merged
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec
@@ -96,6 +96,7 @@ def strided(name: str, gives: str, lengths: tuple[int, int]) -> StageFacts:
 def test_a_stage_behind_a_stride_costs_what_it_takes() -> None:
     trunk, head = strided("length", "(length - 4)//8", (8, 80)), strided("frames", "frames", (1, 9))
     assert trunk.carried(44) == 5 and head.carried(5) == 5 and trunk.carried(None) is None
+    assert trunk.carried(4) == 1, "a length is one at least"
     costs = Costs({1: trunk, 2: head}, 4)
     assert costs.line((1, 2), 44)[2] == 2 * (44 + 5) * MS
     assert costs.line((2,), 5)[2] == 2 * 5 * MS
@@ -156,6 +157,25 @@ def test_joining_counts_who_comes_after(
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-3)
 
 
+def test_what_waits_for_a_free_engine_costs_by_the_times_of_the_queues_that_are_compared() -> None:
+    curved = [0, 10, 12, 30, 70]
+    assert _Ahead.of(curved, (3.0, 1.0), 0.0).square == (30 - 10) / 2, "each of two more takes 10"
+    assert _Ahead.of(curved, (2.0, 2.0), 0.0).square == 30 - 12
+    assert _Ahead.of(curved, (0.0, 0.5), 0.0).square == 12 - 10, "no batch is less than a row"
+
+
+def test_where_perhaps_nobody_waits_it_costs_what_lies_between_nobody_and_one() -> None:
+    line = [0, *(8 + 2 * b for b in range(1, 9))]
+    ahead = _Ahead.of(line, (1.0, 2.0), 0.01)
+    nobody, perhaps, one = (ahead.cost(0, 0, queue) for queue in (0.0, 0.25, 1.0))
+    assert one - nobody == pytest.approx(ahead.stay)
+    assert perhaps == pytest.approx(nobody + 0.25 * ahead.stay)
+    # Whoever comes to an idle engine stays for his own run, and where one is always under way
+    # for half of that as well.
+    stays = [_Ahead.of(line, (1.0, 2.0), rate).stay for rate in (0.0, 0.0999, 0.1001)]
+    assert stays == pytest.approx([10, 15, 15], rel=0.01)
+
+
 def test_the_rate_of_the_last_arrivals() -> None:
     arrivals = Arrivals()
     assert arrivals.rate(5) == 0
@@ -191,5 +211,9 @@ def test_facts_of_a_stage_that_is_launched() -> None:
     info = BlockInfo("wide", "1", "0" * 64, "pt2", Contract(picture, picture), 1, 4)
     wide = StageFacts.of(StageSpec(3, replace(info, padding=Padding("width", -1))))
     assert wide.length_dims == (2,) and wide.lengths == (4, 64), "not the first one"
+    pixels = TensorSpec("float32", ("rows", "height*width"), {})
+    sides = TensorSpec("float32", ("rows", "height", "width"), {"height": (1, 9), "width": (1, 9)})
+    info = BlockInfo("flat", "1", "0" * 64, "pt2", Contract(sides, pixels), 1, 4)
+    assert StageFacts.of(StageSpec(3, info)).carries == LENGTH, "one dim alone does not tell"
     with pytest.raises(ValueError, match="not a profile"):
         StageFacts.of(StageSpec(3, info, profile={"points": []}))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from policy_rig import facts_for, profile
@@ -13,6 +14,7 @@ from policy_rig import facts_for, profile
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import ELSEWHERE, Query, Run
 from blockflow.batching.registry import (
+    batch_rows,
     create_policy,
     largest_batch,
     policy_problems,
@@ -21,6 +23,8 @@ from blockflow.batching.shares import TaskShare
 from blockflow.batching.ways import Ways
 from blockflow.core.errors import TopologyError
 from blockflow.core.measuring import Subject
+from blockflow.core.specs import BlockSpec
+from blockflow.core.topology import Topology
 
 PATH = "$.blocks[0].batching"
 
@@ -238,3 +242,14 @@ def test_none_forgets_what_it_has_run() -> None:
 )
 def test_the_largest_batch_of_a_policy(spec: dict[str, Any], rows: int) -> None:
     assert largest_batch(spec, 32) == rows
+
+
+def test_the_largest_batch_of_a_task_is_that_of_any_block_on_its_ways() -> None:
+    policies = {"a": "none", "b": {"policy": "window", "max_rows": 6}, "c": "window", "d": "window"}
+    blocks = {n: BlockSpec.model_validate({"name": n, "batching": b}) for n, b in policies.items()}
+    tasks = {"t": SimpleNamespace(paths=[["b", "a"], ["a", "c"]])}
+    tasks["u"] = SimpleNamespace(paths=[["a"]])
+    rows_of = {"a": 32, "b": 32, "c": 4, "d": 16}.__getitem__
+    topology = SimpleNamespace(tasks=tasks, blocks=blocks, rows_of=rows_of)
+    found = [batch_rows(cast(Topology, topology), task) for task in tasks]
+    assert found == [6, 1]
