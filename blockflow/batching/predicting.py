@@ -138,8 +138,11 @@ class BatchTimes:
             self._total = sum(self._ns.values())
 
     def _learn(self, way: Route) -> None:
-        parts = self._known.costs.parts(way, self.longest)
-        self._lines.update(zip(way, parts, strict=True))
+        lines = self._lines
+        for stage, line in zip(way, self._known.costs.parts(way, self.longest), strict=True):
+            known = lines.get(stage)
+            if known is None or known[-1] < line[-1]:  # what comes another way may be shorter
+                lines[stage] = line
 
     def _count(self, way: Route, rows: int) -> None:
         there, lines, spent = self._there, self._lines, self._ns

@@ -103,10 +103,10 @@ def test_where_no_deadline_seems_near_none_is(
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("lengths", [False, True], ids=["fixed", "lengths"])
 def test_times_that_are_counted_query_by_query_are_those_of_all(lengths: bool, lanes: int) -> None:
-    """Beside each stage's time for all who come to it, as long as the longest of the batch."""
+    """Beside each stage's time for all who come to it, as long as the longest of the batch is there
+    on any way."""
     rng = Random(3)
     facts = lengthy_facts() if lengths else facts_of(rng)
-    facts[2] = replace(facts[2], carries=LENGTH)
     costs, position = Costs(facts, 8), {stage: i for i, stage in enumerate(STAGES)}
     known = Known(costs, (lambda q: q.shape[0]) if lengths else None, lambda _: (), position, lanes)
     for _ in range(20):
@@ -116,9 +116,12 @@ def test_times_that_are_counted_query_by_query_are_those_of_all(lengths: bool, l
             added.append((one, rng.choice(((1,), (1, 2), (1, 3, 4), (1, 2, 3), ()))))
             times.add(*added[-1])
             longest = max(q.shape[0] for q, _ in added) if lengths else None
+            lines = {s: [costs.line((s,), 1) if lengths else costs.line((s,))] for s in STAGES}
+            for _, way in added:
+                for s, line in zip(way, costs.parts(way, longest), strict=True):
+                    lines[s].append(line)  # some ways leave the stride out
             spent = {
-                s: at(costs.line((s,), longest), sum(q.rows for q, way in added if s in way))
-                for s in STAGES
+                s: at(max(lines[s]), sum(q.rows for q, way in added if s in way)) for s in STAGES
             }
             ends = {}
             for way in {way for _, way in added}:
