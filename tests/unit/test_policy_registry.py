@@ -14,6 +14,7 @@ from policy_rig import facts_for, profile
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import ELSEWHERE, Query, Run
 from blockflow.batching.registry import (
+    POLICIES,
     batch_rows,
     create_policy,
     largest_batch,
@@ -253,3 +254,23 @@ def test_the_largest_batch_of_a_task_is_that_of_any_block_on_its_ways() -> None:
     topology = SimpleNamespace(tasks=tasks, blocks=blocks, rows_of=rows_of)
     found = [batch_rows(cast(Topology, topology), task) for task in tasks]
     assert found == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "does"),
+    [
+        ("none", {}, set()),
+        ("window", {}, set()),
+        ("lbci", {"t_opt_ms": 9}, {"join"}),
+        ("dvabatch", {}, {"join"}),
+        ("dvabatch", {"buffer_pairs": 1}, set()),
+        ("dvabatch", {"policies": ["input"]}, set()),
+        ("dvabatch", {"policies": ["operator", "load"]}, {"join", "split"}),
+        ("dvabatch", {"policies": ["operator"], "buffer_pairs": 1}, {"split"}),
+    ],
+)
+def test_what_a_policy_may_do_between_two_stages(
+    name: str, options: dict[str, Any], does: set[str]
+) -> None:
+    assert POLICIES[name].boundaries(options) == does
+    assert policy_problems({"policy": name, **options}, PATH) == []
