@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from policy_rig import MS, TinyWorker, Walk, facts_for, profile, query
 
+from blockflow.batching.dvabatch import DvabatchPolicy
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Run, WaitUntil
 from blockflow.batching.registry import create_policy
@@ -132,6 +133,8 @@ def test_nobody_joins_at_the_cost_of_a_deadline() -> None:
     # Alone it ends at 40 ms; with the newcomer at 10 + 10 + 33.
     w.run_out(10 * MS)
     assert ran(w)[1] == (2, (0,))
+    assert isinstance(policy, DvabatchPolicy)
+    assert policy._pipeline.at_rest and not len(policy._table), "nor is a place kept for him"
 
 
 @pytest.mark.parametrize(("stage", "deadline_ms", "joins"), WHO_COME_BESIDE)

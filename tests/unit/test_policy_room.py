@@ -67,6 +67,7 @@ def test_priority_beats_weight_and_deadline() -> None:
     r = room(TaskShare(weight=100), TaskShare(priority=2))
     r.add(query(1, 0, deadline_ms=1))
     r.add(query(2, 0, task=1))
+    assert r.most_urgent(HERE).key == 1
     assert serve(r, 1) == [2]
 
 
@@ -154,7 +155,9 @@ def test_removal_and_ages() -> None:
     assert r.since(HERE) == 0 and r.inner(HERE) == 1
     assert r.remove(2) is not None and r.inner(HERE) == 0
     assert r.remove(0) is not None and r.since(HERE) == MS
-    assert r.remove(0) is None
+    assert r.remove(0) is None and r.rows(HERE) == 2
+    r.add(query(6, 0, stage=2))
+    assert r.remove(6) is not None and list(r.groups) == [HERE]
     r.add(query(5, 0, first=False))
     assert serve(r, 1) == [5] and r.inner(HERE) == 0, "it is due first, and gone now"
     assert serve(r, 9) == [1, 3] and list(r.groups) == [] and r.first() is None

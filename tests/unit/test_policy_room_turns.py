@@ -41,6 +41,15 @@ class Room:
     def one_by_one(self, steps: int) -> list[int]:
         return [task for _ in range(steps) for task in self.batch(1)]
 
+    def one_at_a_time(self, task: int, steps: int, rows: int = 1) -> list[int]:
+        """Turns while that task has one request at a time, beside those who wait."""
+        served = []
+        for _ in range(steps):
+            if not any(q.task == task for q in self.room):
+                self.come(task, rows=rows)
+            served += self.one_by_one(1)
+        return served
+
 
 A, B = 0, 1
 EQUAL = (TaskShare(), TaskShare())
@@ -81,12 +90,7 @@ def test_who_comes_back_at_once_has_had_what_it_has_had() -> None:
     """A task with one request at a time, each of four rows, beside one that always waits."""
     r = Room(*EQUAL)
     r.come(B, times=100)
-    served = []
-    for _ in range(25):
-        if not any(q.task == A for q in r.room):
-            r.come(A, rows=4)
-        served += r.one_by_one(1)
-    large, small = rows(served, of_a=4)
+    large, small = rows(r.one_at_a_time(A, 25, rows=4), of_a=4)
     assert abs(large - small) <= 5
 
 
@@ -125,5 +129,4 @@ def test_who_has_gone_unserved_was_away() -> None:
     r.come(B, times=40)
     assert r.room.remove(gone) is not None
     assert r.one_by_one(20) == [B] * 20
-    r.come(A, times=20)
-    assert 4 <= r.one_by_one(10).count(A) <= 6
+    assert 4 <= r.one_at_a_time(A, 10).count(A) <= 6

@@ -53,6 +53,8 @@ def test_a_full_batch_does_not_wait() -> None:
     policy.arrive(query(2, MS, rows=2), MS)
     assert policy.decide(MS) == Run(1, (1,))  # the next one does not fit any more
     assert policy.decide(MS) == WaitUntil(11 * MS)
+    policy.arrive(query(3, MS), MS)
+    assert policy.decide(MS) == Run(1, (2, 3)), "as many as fit"
 
 
 def test_a_batch_is_full_where_no_task_may_have_more_in_it() -> None:
