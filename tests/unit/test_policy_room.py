@@ -145,7 +145,10 @@ def test_an_unknown_task_counts_as_the_first() -> None:
     r = room(TaskShare(), TaskShare())
     for key, task in ((1, 7), (2, -3)):
         r.add(query(key, 0, task=task))
+    assert len(r.with_company([query(3, 0, task=2)], [query(4, 0, task=-1)], 9)) == 2
     assert serve(r, 9) == [1, 2]
+    r.add(query(5, 0, task=2))
+    assert r.remove(5) is not None and list(r.groups) == []
 
 
 def test_removal_and_ages() -> None:

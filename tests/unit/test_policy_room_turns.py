@@ -123,6 +123,15 @@ def test_what_more_urgent_tasks_have_had_is_no_debt_of_the_others() -> None:
     assert r.one_by_one(8).count(B) >= 4
 
 
+def test_who_comes_back_after_a_while_has_saved_nothing_up() -> None:
+    r = Room(*EQUAL)
+    r.come(A, times=2)
+    r.come(B, times=60)
+    assert sorted(r.one_by_one(4)) == [A, A, B, B]
+    assert r.one_by_one(20) == [B] * 20
+    assert 4 <= r.one_at_a_time(A, 10).count(A) <= 6
+
+
 def test_who_has_gone_unserved_was_away() -> None:
     r = Room(*EQUAL)
     (gone,) = r.come(A)
