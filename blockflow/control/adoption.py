@@ -82,11 +82,7 @@ def plan_adoption(journal: Journal, epoch: int, desired: Sequence[WorkerSpec]) -
     for spec in desired:
         identity = spec.identity()
         fit = sorted(
-            (
-                s
-                for s in journal.seats
-                if s.worker == spec.name and s.identity == identity and _eligible(s, journal, epoch)
-            ),
+            (s for s in journal.seats if s.identity == identity and _eligible(s, journal, epoch)),
             key=lambda s: (
                 _empty(s),
                 not serves(s.life),

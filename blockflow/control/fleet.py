@@ -203,7 +203,6 @@ class Replica:
 
     def running(self) -> Running:
         return Running(
-            self.spec.name,
             self.name,
             self.life.incarnation,
             self.spec.identity(),

@@ -15,7 +15,6 @@ class Running:
     """A live replica, as far as planning cares; ``down``: its process has died, and another one
     is to take its place."""
 
-    worker: str
     replica: str
     incarnation: int
     identity: str
@@ -90,7 +89,7 @@ def diff(
     for spec in desired:
         identity = spec.identity()
         same = sorted(
-            (r for r in running if r.worker == spec.name and r.identity == identity),
+            (r for r in running if r.identity == identity),  # it has the worker's name in it
             key=lambda r: (r.down, r.incarnation),
         )[: spec.replicas]
         keep += same

@@ -33,7 +33,7 @@ def workers(data: dict[str, Any]) -> tuple[WorkerSpec, ...]:
 def running(plan: Plan, first: int = 1) -> list[Running]:
     """What runs after ``plan`` was carried out."""
     new = [
-        Running(s.spec.name, s.replica, first + i, s.spec.identity(), s.spec.policies())
+        Running(s.replica, first + i, s.spec.identity(), s.spec.policies())
         for i, s in enumerate(plan.start)
     ]
     return [*plan.keep, *new]
@@ -77,9 +77,13 @@ def test_replicas_grow_and_shrink() -> None:
     live = running(diff(workers(one), []))
     grown = diff(workers(three), live)
     assert [s.replica for s in grown.start] == ["block1#1", "block1#2"]
-    shrunk = diff(workers(one), running(grown, first=2))
-    assert [r.replica for r in shrunk.stop] == ["block1#1", "block1#2"]
-    assert not shrunk.start
+    all_three = running(grown, first=2)
+    for live in (all_three, all_three[::-1]):
+        shrunk = diff(workers(one), live)
+        assert [r.replica for r in shrunk.keep] == ["block1#0"], "the last ones go, as they stand"
+        assert len(shrunk.stop) == 2 and not shrunk.start
+    down = [replace(all_three[0], down=True), *all_three[1:]]
+    assert [r.replica for r in diff(workers(one), down).keep] == ["block1#1"]
 
 
 def test_policy_changes_without_a_restart() -> None:

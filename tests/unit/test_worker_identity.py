@@ -35,6 +35,7 @@ def with_rows(rows: int) -> WorkerSpec:
 LONG = TensorSpec("float32", ("rows", "n"), {"n": (1, 8)})
 
 OTHERS = {
+    "name": worker(worker="another"),
     "artifact": with_info(digest="another"),
     "contract": with_info(contract=Contract(LONG, LONG)),
     "padding": with_info(padding=Padding("n")),
