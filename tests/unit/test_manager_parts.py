@@ -73,6 +73,8 @@ class TestPublication:
         assert p.tick(S) == []
         assert [s.incarnation for s in p.tick(2 * S) if isinstance(s, Send)] == [99]
         assert p.late == 2
+        assert p.applied(2, 5, 3 * S) == [] and p.gone(3, 3 * S) == []
+        assert p.deadline() == 12 * S, "the Dispatcher is told once, whoever is heard of later"
 
     def test_a_hung_dispatcher_is_killed_once(self) -> None:
         p, _ = self.begin()
