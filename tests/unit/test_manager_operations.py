@@ -58,7 +58,7 @@ def test_restart_of_a_replica_that_dies_meanwhile(world: World) -> None:
 def test_drain_and_undrain(world: World) -> None:
     world.apply(*AB)
     update = world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
-    assert update.phase is Phase.DONE
+    assert update.phase is Phase.DONE and update.notes == []
     assert world.admitted_blocks() == {"b": 1}
     assert [s.incarnation for s in world.sent(Drain)] == [world.incarnation("a#0")]
     again = world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
@@ -67,6 +67,21 @@ def test_drain_and_undrain(world: World) -> None:
     assert update.phase is Phase.DONE
     assert world.admitted_blocks() == {"a": 1, "b": 1}
     assert len(world.sent(Undrain)) == 1
+
+
+def test_only_who_serves_is_told_to_drain(world: World) -> None:
+    """The block is closed all the same to those that load or wait for their restart."""
+    world.apply([{"name": "a", "replicas": 3}], {"t": ["a"]})
+    world.hold_ready.add("a#1")
+    world.die("a#1")
+    world.pass_time(1.0)
+    world.die("a#2")
+    world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
+    assert [s.incarnation for s in world.sent(Drain)] == [world.incarnation("a#0")]
+    world.make_ready("a#1")
+    world.pass_time(1.0)
+    assert world.names() == ["a#0", "a#1", "a#2", "dispatcher"]
+    assert world.admitted_blocks() == {}
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -140,10 +155,13 @@ def test_a_stop_that_a_manager_did_not_live_to_end_is_ended_by_the_next_one(worl
 
 def test_unknown_block(world: World) -> None:
     world.apply(*AB)
-    with pytest.raises(BlockFlowError) as e:
-        world.brain.restart("aa", world.now)
-    assert e.value.code == "UNKNOWN_BLOCK"
-    assert "a" in e.value.hint
+    brain = world.brain
+    for operation in (brain.restart, lambda block, now: brain.close(block, Kind.DRAIN, now)):
+        with pytest.raises(BlockFlowError) as e:
+            operation("aa", world.now)
+        assert e.value.code == "UNKNOWN_BLOCK"
+        assert "a" in e.value.hint
+    assert brain.runner.settled and not brain.realm.closed
 
 
 def test_restore_deploys_without_committing(world: World) -> None:

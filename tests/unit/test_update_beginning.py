@@ -7,6 +7,7 @@ import pytest
 from control_rig import AB, World, topology
 
 from blockflow.control.beginning import cut_short
+from blockflow.control.events import Finished
 from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_, TopologyError
 from blockflow.launch.ends import template_died
@@ -80,6 +81,7 @@ def test_what_is_in_force_at_a_shutdown_is_done(world: World, phase: Phase) -> N
     world.brain.shutdown(world.now)
     assert str(update.phase) == Phase.DONE and update.error is None
     assert any("shut down" in note for note in update.notes)
+    assert Finished(update.update_id) in world.brain.crew.out and world.brain.runner.settled
     world.pass_time(10)
     assert world.gone
 
@@ -129,7 +131,7 @@ def failed(world: World, cause: BlockFlowError | int) -> BlockFlowError:
         (1, False),
         (SystemError_("NO_SPACE", "full", hint="free some"), True),
         (SystemError_("START_TIMEOUT", "slow"), True),
-        (BlockError("LOAD_FAILED", "bad"), False),
+        (BlockError("LOAD_FAILED", "bad", hint="export it anew"), False),
         (BlockError("DIGEST_MISMATCH", "altered"), False),
     ],
     ids=str,
@@ -141,6 +143,13 @@ def test_an_update_may_be_sent_again_where_no_block_is_at_fault(
     assert (error.code, error.retryable) == ("UPDATE_FAILED", again)
     assert ("mend the block" in error.hint) is not again
     assert "send the update again" in error.hint
+    assert error.details.get("log") == (None if isinstance(cause, int) else ["last words"])
+
+
+def test_a_block_that_was_asked_for_what_it_cannot_needs_no_mending(world: World) -> None:
+    error = failed(world, BlockError("UNSUPPORTED_ENGINE", "no int8", hint="use another engine"))
+    assert error.hint.endswith("; use another engine and send the update again")
+    assert not error.retryable
 
 
 def test_no_block_is_blamed_for_a_template_that_cannot_start(world: World) -> None:

@@ -137,6 +137,13 @@ def test_it_is_drained_also_while_the_next_one_is_prepared(long: World) -> None:
     assert long.brain.runner.aside is None
 
 
+def test_what_replaces_nobody_waits_for_nothing_that_another_one_has_replaced(long: World) -> None:
+    first = long.apply(*AC)
+    second = long.apply(["a", "c"], {"t": ["a", "c"], "u": ["a"]})
+    assert (first.phase, second.phase) == (Phase.DRAINING, Phase.DONE) and not second.retiring
+    assert "b#0" in long.names()
+
+
 def test_only_one_is_set_aside(long: World) -> None:
     first = long.apply(*AC)
     second = long.apply(*AB)
