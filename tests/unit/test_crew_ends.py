@@ -8,7 +8,7 @@ import control_rig
 import pytest
 from control_rig import AB, TIMING, World
 
-from blockflow.control.events import Exited, Kill, Launch, Proved, Received
+from blockflow.control.events import Exited, Kill, Launch, Prove, Proved, Received
 from blockflow.core.errors import BlockError
 from blockflow.wire.control import StartFailed
 
@@ -22,9 +22,24 @@ def test_who_cannot_start_and_does_not_end_is_killed_soon(world: World) -> None:
     assert TIMING.stop < TIMING.start
     error = BlockError("BLOCK_FAILED", "no such layer")
     world.tell(Received(a, StartFailed(a, error.to_dict())))
+    world.pass_time(TIMING.stop - 1)
     assert Kill(a) not in world.log
-    world.pass_time(TIMING.stop)
+    world.pass_time(1)
     assert Kill(a) in world.log
+
+
+def test_who_fails_its_probe_and_does_not_end_is_killed_for_that(world: World) -> None:
+    world.hold_ready.add("a#0")
+    update = world.apply(["a"], {"t": ["a"]})
+    a = world.incarnation("a#0")
+    world.probe_fails["a#0"] = BlockError("OUTPUT_MISMATCH", "five, not four")
+    world.mute.add("a#0")
+    world.make_ready("a#0")
+    world.pass_time(TIMING.stop - 1)
+    assert Kill(a) not in world.log
+    world.pass_time(1)
+    assert Kill(a) in world.log and update.error is not None
+    assert update.error.details["cause"]["code"] == "OUTPUT_MISMATCH"
 
 
 def test_a_kill_that_nobody_could_carry_out_is_ordered_again(world: World) -> None:
@@ -43,11 +58,25 @@ def test_a_late_proof_does_not_save_who_was_told_to_stop(world: World) -> None:
     b = world.incarnation("b#0")
     world.mute.add("b#0")
     world.brain.shutdown(world.now)
+    world.make_ready("b#0")
+    assert not any(isinstance(i, Prove) and i.incarnation == b for i in world.log)
     world.tell(Proved(b, None, 1.0))
     assert Kill(b) not in world.log
     world.pass_time(TIMING.stop)
     assert Kill(b) in world.log
     assert world.gone
+
+
+def test_a_dispatcher_that_is_ready_too_late_is_ended_like_others() -> None:
+    world = World()
+    world.hold_ready.add("dispatcher")
+    world.up()
+    dispatcher = world.incarnation("dispatcher")
+    world.mute.add("dispatcher")
+    world.brain.shutdown(world.now)
+    world.make_ready("dispatcher")
+    world.pass_time(TIMING.stop)
+    assert Kill(dispatcher) in world.log and world.gone
 
 
 def test_a_dispatcher_that_is_down_stays_down_when_the_system_ends(world: World) -> None:

@@ -10,7 +10,7 @@ import control_rig
 from control_rig import AB, MS, World
 
 from blockflow.control.crashes import CrashBook
-from blockflow.control.events import Kill, Prove
+from blockflow.control.events import Commit, Kill, Prove
 from blockflow.control.fleet import CRASHES_KEPT, TICKETS_SHOWN
 from blockflow.control.heartbeat import Hang
 from blockflow.control.kpis import KpiBook
@@ -73,6 +73,7 @@ def test_a_failed_probe_fails_the_update(world: World) -> None:
     assert update.error.details["cause"]["code"] == "OUTPUT_MISMATCH"
     assert world.names() == ["a#0", "dispatcher"]
     assert world.admitted_blocks() == {"a": 1}
+    assert [i.epoch for i in world.log if isinstance(i, Commit)] == [1], "nothing is stored"
 
 
 def test_a_successor_that_fails_its_probe_is_never_published(world: World) -> None:
@@ -286,6 +287,7 @@ def test_who_loads_while_the_monitor_is_switched_is_told_when_it_is_ready(world:
     world.apply(*AB)
     world.brain.monitor(0.0)
     world.settle()
+    assert {s.incarnation for s in world.sent(Monitor)} == set(world.alive), "who can hear it"
     at = len(world.log)
     world.make_ready("b#0")
     world.apply([*AB[0], "c"], {**AB[1], "u": ["c"]})  # whom its order has told the same
