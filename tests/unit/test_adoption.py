@@ -161,9 +161,9 @@ def test_a_worker_that_was_starting_is_started_again(world: World) -> None:
     assert world.brain.realm.reasons_not_ready() == []
 
 
-def test_a_pause_before_a_restart_is_not_forgotten(world: World) -> None:
-    world.die("b#0")
-    assert world.brain.crew.fleet.replicas[1].state == "restarting"
+@pytest.mark.parametrize("name", ["b#0", "dispatcher"])
+def test_a_pause_before_a_restart_is_not_forgotten(world: World, name: str) -> None:
+    world.die(name)
     world.succeed()
     world.pass_time(1.0)
     assert world.brain.realm.reasons_not_ready() == []

@@ -32,6 +32,13 @@ def world() -> World:
     return made
 
 
+def test_a_successor_starts_the_dispatcher_that_was_never_started() -> None:
+    world = World()
+    assert world.succeed().phase is Phase.DONE
+    world.pass_time(1.0)
+    assert world.names() == ["dispatcher"]
+
+
 def test_a_ready_successor_goes_before_who_was_given_up(world: World) -> None:
     for _ in range(5):
         world.die("b#0")

@@ -127,6 +127,14 @@ def test_a_refusal_is_in_the_notes_and_warnings_and_told_again(world: World) -> 
     assert apply(world, batching=WINDOW).phase is Phase.UNCHANGED
 
 
+def test_a_refusal_towards_a_successor_of_the_manager_is_in_its_notes(world: World) -> None:
+    apply(world, batching=WINDOW)
+    world.refuses["a#0"] = REFUSED
+    update = world.succeed()
+    assert update.phase is Phase.DONE and update.notes == warnings(world)
+    assert "a#0 keeps the batching policy 'none'" in update.notes[0]
+
+
 AS_IT_WAS = (
     "a#0 keeps the batching policy 'window' for block 'a' as it was: policy 'window' needs a "
     "profile (run: blockflow profile a)"
