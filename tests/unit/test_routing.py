@@ -57,8 +57,8 @@ def test_tasks_with_one_path_have_one_end() -> None:
 
 @pytest.mark.parametrize("paths", [[[]], [[1], []], [[1, 2], [2, 1]], [list(range(1, 66))], []])
 def test_what_cannot_be_a_tree(paths: list[list[int]]) -> None:
-    with pytest.raises(ValueError):
-        merge_paths(paths)
+    with pytest.raises(ValueError, match=r"a path has|paths on one input must start"):
+        merge_paths(paths)  # whoever sent such a request is told so
 
 
 @given(
@@ -88,6 +88,7 @@ def test_every_path_is_found_in_its_tree(paths: list[list[int]]) -> None:
         (PathNode(1, -1, False), PathNode(2, -1, True)),
         (PathNode(1, -1, False), PathNode(2, 1, True)),
         (PathNode(0, -1, True),),
+        (PathNode(2**64, -1, True),),
         tuple(PathNode(1, i - 1, True) for i in range(limits.MAX_PATH_NODES + 1)),
     ],
 )
@@ -103,7 +104,7 @@ def test_a_packed_path_of_another_length_is_refused() -> None:
 
 def test_as_many_nodes_as_a_path_may_have() -> None:
     most = limits.MAX_PATH_NODES
-    tree = PathTree(tuple(PathNode(1, i - 1, True) for i in range(most)))
+    tree = PathTree(tuple(PathNode(2**64 - 1, i - 1, True) for i in range(most)))
     assert PathTree.from_wire(tree.wire) == tree
 
 

@@ -81,6 +81,12 @@ def test_a_default_that_is_named_is_no_change(block: dict[str, Any]) -> None:
     assert worker(**block).identity() == worker().identity()
 
 
+def test_options_are_the_same_in_any_order() -> None:
+    assert (
+        worker(options={"x": 1, "y": 2}).identity() == worker(options={"y": 2, "x": 1}).identity()
+    )
+
+
 def test_a_core_that_is_named_twice_is_one() -> None:
     assert worker(cores=[0, 0]).cores == (0,)
     with pytest.raises(TopologyError, match="does not fit"):
