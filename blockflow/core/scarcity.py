@@ -53,9 +53,9 @@ _UNANSWERED = frozenset(
 """What files fail with whose disk, or network's folder, does not answer at present."""
 
 
-def is_away(error: BlockFlowError | None) -> bool:
+def is_away(error: BlockFlowError) -> bool:
     """Whether ``error`` says that the repository is away. It may come back, as room may."""
-    return error is not None and error.details.get(AWAY) is True
+    return error.details.get(AWAY) is True
 
 
 def is_scarcity(error: BaseException) -> bool:

@@ -83,10 +83,11 @@ def test_what_is_called_otherwise_gets_its_name() -> None:
     other = BlockError("BLOCK_FAILED", "block 'b' failed", where="b")
     assert named(own) is own
     assert named(other) is other
-    with pytest.raises(BlockError) as failed:
-        fail_for(lacking("Python's"), hide=False)
-    told = named(failed.value)
-    assert (told.code, told.message) == ("NO_SPACE", "block 'b' failed")
+    for reason in (lacking("Python's"), own):
+        with pytest.raises(BlockError) as failed:
+            fail_for(reason, hide=False)
+        told = named(failed.value)
+        assert (told.code, told.message) == ("NO_SPACE", "block 'b' failed")
     told = failure(ValueError("odd"), "what was done", "b")
     assert (told.code, told.message, told.where) == ("INTERNAL", "what was done", "b")
     assert failure(lacking("Python's"), "what was done", "b").code == "NO_SPACE"
