@@ -129,7 +129,7 @@ class RestartLedger:
         """How many there are within the window, with one more now."""
         window_ns = int(self.policy.window_s * 1e9)
         times.append(now_ns)
-        while times and times[0] <= now_ns - window_ns:
+        while times[0] <= now_ns - window_ns:
             times.popleft()
         return len(times)
 

@@ -18,7 +18,6 @@ from blockflow.control.publication import Publication
 from blockflow.control.routes import check_size
 from blockflow.control.supervision import (
     DISPATCHER_POLICY,
-    SCARCE_CAP_S,
     WORKER_POLICY,
     GiveUp,
     RestartAt,
@@ -140,7 +139,7 @@ class TestSupervision:
     def test_who_finds_no_room_is_never_given_up_and_soon_tried_again(self) -> None:
         ledger = RestartLedger(WORKER_POLICY)
         delays = [ledger.no_room(0).at_ns / S for _ in range(9)]
-        assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[SCARCE_CAP_S] * 3])
+        assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 3])
         assert ledger.no_room(61 * S) == RestartAt(61 * S + S // 10), "old ones are forgotten"
         assert ledger.crashed(61 * S) == RestartAt(61 * S + S // 10), "and are no crashes"
 

@@ -106,11 +106,12 @@ class TestLedger:
         ledger = RestartLedger(WORKER_POLICY)
         verdicts = [ledger.starved(0) for _ in range(5)]
         assert verdicts[:4] == [RestartAt(n * S // 10) for n in (1, 2, 4, 8)]
-        back = int(ASIDE_S * S)
+        back = 30 * S
         assert verdicts[4] == SetAside(back)
         assert ledger.starved(back + S) == SetAside(2 * back + S)
         assert ledger.starved(back + 62 * S) == SetAside(2 * back + 62 * S)
-        assert ledger.total == 7
+        assert ledger.starved(3 * back, chance=1.0) == SetAside(3 * back + back // 2)
+        assert ledger.total == 8
 
     def test_who_has_lived_for_a_minute_begins_anew(self) -> None:
         ledger = RestartLedger(WORKER_POLICY)
