@@ -52,6 +52,15 @@ def test_a_ready_successor_goes_before_who_was_given_up(world: World) -> None:
     assert world.admitted_blocks() == {"a": 1, "b": 1}
 
 
+def test_who_is_in_force_goes_before_who_would_have_replaced_it(world: World) -> None:
+    world.apply([{"name": "a", "replicas": 2}, "b"], AB[1])
+    world.hold_ready.add("a#3")
+    world.do(lambda now: world.brain.restart("a", now))
+    assert "a#2" in world.names(), "it is ready, and waits for the other one"
+    world.succeed()
+    assert world.names() == ["a#0", "a#1", "b#0", "dispatcher"]
+
+
 def test_of_more_than_are_wanted_those_who_serve_are_kept(world: World) -> None:
     """The committed epoch has one replica less; the first of them was about to be replaced."""
     world.apply([{"name": "a", "replicas": 2}, "b"], AB[1])

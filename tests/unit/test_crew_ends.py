@@ -8,9 +8,10 @@ import control_rig
 import pytest
 from control_rig import AB, TIMING, World
 
+from blockflow import __version__
 from blockflow.control.events import Exited, Kill, Launch, Prove, Proved, Received
 from blockflow.core.errors import BlockError
-from blockflow.wire.control import StartFailed
+from blockflow.wire.control import Hello, StartFailed, Stop
 
 world = control_rig.world
 
@@ -50,6 +51,11 @@ def test_a_kill_that_nobody_could_carry_out_is_ordered_again(world: World) -> No
     del world.alive[a]
     world.pass_time(TIMING.start + 3 * TIMING.stop)
     assert world.log.count(Kill(a)) >= 3
+    world.brain.shutdown(world.now)
+    world.settle()
+    at = len(world.log)
+    world.tell(Received(a, Hello("worker", "a#0", a, 1, __version__)))
+    assert [s.incarnation for s in world.sent(Stop, at)] == [a], "now it can hear"
 
 
 def test_a_late_proof_does_not_save_who_was_told_to_stop(world: World) -> None:
@@ -87,6 +93,16 @@ def test_a_dispatcher_that_is_down_stays_down_when_the_system_ends(world: World)
     world.pass_time(60)
     assert world.gone
     assert sum(isinstance(i, Launch) and i.role == "dispatcher" for i in world.log) == 1
+
+
+def test_who_dies_while_the_system_ends_is_not_replaced(world: World) -> None:
+    world.apply(["a"], {"t": ["a"]})
+    world.busy = True
+    world.brain.shutdown(world.now)
+    world.settle()
+    world.die("a#0")
+    world.pass_time(TIMING.grace)
+    assert world.gone and world.launched().count("a#0") == 1
 
 
 ABORTED = "Fatal Python error: Aborted"
