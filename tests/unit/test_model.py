@@ -102,8 +102,10 @@ def test_the_range_of_an_integer() -> None:
 def test_sizes_in_bytes() -> None:
     assert IMAGE.row_bytes() == 4 * 3 * 64
     assert TOKENS.row_bytes() == 16 * 8
-    assert OPEN.row_bytes() == 4 * 1024
+    assert (OPEN.least_row_bytes(), OPEN.row_bytes()) == (4, 4 * 1024)
     assert tensor_bytes("float16", (2**31 - 1,) * 8) == 2 * (2**31 - 1) ** 8
+    known = {d: np.dtype(d).itemsize for d in DTYPE_BYTES if d != "bfloat16"}
+    assert known | {"bfloat16": 2} == DTYPE_BYTES  # numpy has none of that
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,7 @@ def test_sizes_in_bytes() -> None:
     [
         (IMAGE, IMAGE, ""),
         (WIDE, WIDE, ""),
+        (TensorSpec("float32", ("rows", "n"), {"n": (2, 2**31 - 1)}), OPEN, "dim 1"),
         (WIDE, TensorSpec("float32", ("rows", 5, 8)), ""),
         (WIDE, TensorSpec("float32", ("rows", 17, 8)), "dim 1"),
         (TensorSpec("float32", ("rows", 5, 8)), WIDE, "dim 1"),
