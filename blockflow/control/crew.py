@@ -157,7 +157,7 @@ class Crew:
 
     def stop(self, life: Life, now_ns: int) -> None:
         """Ask a process to end; it is killed when it does not."""
-        if life.reaped or life.state is State.STOPPING:
+        if life.state is State.STOPPING:
             return
         life.on(Event.STOP)
         # Who has not said Hello cannot hear Stop and has nothing in hand.

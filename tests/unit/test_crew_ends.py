@@ -95,14 +95,28 @@ def test_a_dispatcher_that_is_down_stays_down_when_the_system_ends(world: World)
     assert sum(isinstance(i, Launch) and i.role == "dispatcher" for i in world.log) == 1
 
 
-def test_who_dies_while_the_system_ends_is_not_replaced(world: World) -> None:
+@pytest.mark.parametrize("name", ["a#0", "dispatcher"])
+def test_who_dies_while_the_system_ends_is_not_replaced(world: World, name: str) -> None:
     world.apply(["a"], {"t": ["a"]})
     world.busy = True
     world.brain.shutdown(world.now)
     world.settle()
-    world.die("a#0")
+    world.die(name)
     world.pass_time(TIMING.grace)
-    assert world.gone and world.launched().count("a#0") == 1
+    assert world.gone and world.launched() == ["dispatcher", "a#0"]
+
+
+def test_who_was_told_to_end_is_not_given_its_time_once_more(world: World) -> None:
+    world.apply(*AB)
+    b = world.incarnation("b#0")
+    world.mute.add("b#0")
+    world.apply(["a"], {"t": ["a"]})
+    world.pass_time(TIMING.ack + TIMING.stop - 1)
+    world.brain.shutdown(world.now)
+    world.settle()
+    assert Kill(b) not in world.log
+    world.pass_time(1)
+    assert Kill(b) in world.log
 
 
 ABORTED = "Fatal Python error: Aborted"
