@@ -7,7 +7,7 @@ from typing import Any
 
 import control_rig
 import pytest
-from control_rig import AB, World, topology
+from control_rig import AB, TIMING, World, topology
 
 from blockflow.control.events import Commit, Received
 from blockflow.control.kpis import KpiBook
@@ -110,6 +110,8 @@ def test_stop_terminates_until_restart(world: World) -> None:
     with pytest.raises(BlockFlowError) as e:
         world.brain.close("a", Kind.UNDRAIN, world.now)
     assert e.value.code == "INVALID_REQUEST"
+    again = world.do(lambda now: world.brain.close("a", Kind.STOP, now))
+    assert again.phase is Phase.UNCHANGED
     world.do(lambda now: world.brain.restart("a", now))
     assert world.admitted_blocks() == {"a": 1, "b": 1}
     assert [r.role for r in world.brain.crew.fleet] == ["active", "active"]
@@ -165,7 +167,8 @@ def test_unknown_block(world: World) -> None:
 
 
 def test_restore_deploys_without_committing(world: World) -> None:
-    update = world.brain.restore(topology(*AB), 7, None, world.now)
+    of_no_digests: dict[str, str] = {}  # a state of an older format
+    update = world.brain.restore(topology(*AB), 7, None, world.now, of_no_digests)
     world.settle()
     assert update.phase is Phase.DONE
     assert world.brain.realm.epoch == 7
@@ -258,8 +261,9 @@ def test_shutdown_drains_then_stops_all(world: World) -> None:
     world.busy = True
     world.brain.shutdown(world.now)
     world.settle()
+    world.pass_time(TIMING.grace - 0.1)
     assert world.names() == ["a#0", "b#0", "dispatcher"]
-    world.pass_time(2.1)
+    world.pass_time(0.1)
     assert world.gone
     assert world.names() == []
 
@@ -273,6 +277,8 @@ def test_what_the_old_routes_end_with_is_not_the_end_of_all(world: World) -> Non
     world.brain.shutdown(world.now)
     world.settle()
     world.let_drain()
+    a = world.incarnation("a#0")
+    world.tell(Received(a, Drained(a)))  # a worker knows of its own requests alone
     assert world.sent(Stop, since) == []
     dispatcher = world.incarnation("dispatcher")
     world.tell(Received(dispatcher, Drained(dispatcher)))  # now nothing is

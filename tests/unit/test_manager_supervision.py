@@ -149,6 +149,12 @@ def test_what_was_at_work_is_not_blamed_for_what_came_from_outside(world: World)
     world.brain.crew.condemn(Hang(old, "stopped", outside=True))
     world.brain.take()  # the order to kill it, carried out here
     world.die("a#0", work=(work(world, "a#0", 1),))
+    world.mute.add("b#0")
+    world.apply(*A)
+    world.pass_time(2.5)  # its acknowledgement is not waited for any longer
+    gone = world.incarnation("b#0")
+    world.die("b#0", work=(work(world, "b#0", 1),))
+    assert {s.message.incarnation for s in world.sent(PeerGone)} == {old, gone}
     assert all(not s.message.at_work for s in world.sent(PeerGone))
     assert view(world, "a#0")["crash"]["work"][0]["requests"] == 1
 
