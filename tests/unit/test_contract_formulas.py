@@ -173,6 +173,8 @@ def test_classes_bound_what_they_can_name() -> None:
 @pytest.mark.parametrize(
     ("other", "given_by_it", "words"),
     [
+        (given("n", n=(8, 64)), given("max(n//2, 6)", n=(8, 64)), "it makes"),
+        (given("n", n=(8, 64)), given("min(n//2, 30)", n=(8, 64)), "it makes"),
         (given("n", n=(8, 64)), given("n//4", n=(8, 64)), "it makes"),
         (given("n", n=(8, 64)), given("n - 32", n=(8, 64)), "it makes"),
         (given("n", n=(8, 64)), given("(n - n%2)//2", n=(8, 64)), ""),
@@ -194,3 +196,22 @@ def test_a_canary_gives_as_much_as_its_task(
     with pytest.raises(TopologyError) as caught:
         parse_topology(body, infos.__getitem__)
     assert words in caught.value.problems[0].message
+
+
+def test_what_the_task_makes_nothing_of_its_canary_may_make_something_of() -> None:
+    taken = given("length", length=(8, 64))
+    infos = {
+        "old": block("old", taken, given("length - 10", length=(8, 64))),
+        "new": block("new", taken, given("max(length - 10, 1)", length=(8, 64))),
+    }
+    task = {"path": ["old"], "canary": {"path": ["new"], "share": 0.5}}
+    parse_topology({"blocks": ["old", "new"], "tasks": {"t": task}}, infos.__getitem__)
+
+
+def test_a_path_does_not_come_back_to_a_block() -> None:
+    """Though its contract fits itself."""
+    same, task = block("same", given("n"), given("n")), {"t": ["same", "same"]}
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": ["same"], "tasks": task}, {"same": same}.__getitem__)
+    (problem,) = caught.value.problems
+    assert problem.path == "$.tasks.t[1]" and "twice" in problem.message

@@ -112,6 +112,7 @@ def test_sizes_in_bytes() -> None:
     ("taken", "given_", "why"),
     [
         (IMAGE, IMAGE, ""),
+        (IMAGE, TensorSpec("float32", ("rows", 3, 8, 9)), "dim 3"),
         (WIDE, WIDE, ""),
         (TensorSpec("float32", ("rows", "n"), {"n": (2, 2**31 - 1)}), OPEN, "dim 1"),
         (WIDE, TensorSpec("float32", ("rows", 5, 8)), ""),
