@@ -185,6 +185,7 @@ def test_given_options_go_over_the_choices() -> None:
         ({"engine": "openvino", "device": "cuda:0"}, "UNSUPPORTED_ENGINE", "device", "cpu"),
         ({"options": {"cuda_graf": True}}, "UNSUPPORTED_ENGINE", "options.cuda_graf", "cuda_graph"),
         ({"options": {"cuda_graph": 1}}, "UNSUPPORTED_ENGINE", "options.cuda_graph", "True"),
+        ({"options": {"weights": "mine"}}, "UNSUPPORTED_ENGINE", "options.weights", "shared, own"),
         ({"options": {"compile": True}}, "UNSUPPORTED_ENGINE", "options.compile", "compiled"),
         ({"engine": "onnxruntime"}, "ARTIFACT_MISSING", "engine", "convert b@1 --to onnx"),
         ({"engine": "compiled"}, "ARTIFACT_MISSING", "engine", "convert b@1 --to aoti"),

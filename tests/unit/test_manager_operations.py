@@ -103,7 +103,7 @@ def test_a_drain_that_a_manager_began_is_ended_by_the_next(world: World, told: b
 def test_stop_terminates_until_restart(world: World) -> None:
     world.apply(*AB)
     update = world.do(lambda now: world.brain.close("a", Kind.STOP, now))
-    assert update.phase is Phase.DONE
+    assert update.phase is Phase.DONE and update.notes == []
     assert world.names() == ["b#0", "dispatcher"]
     world.pass_time(60)
     assert world.names() == ["b#0", "dispatcher"]

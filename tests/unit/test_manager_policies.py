@@ -127,6 +127,20 @@ def test_a_refusal_is_in_the_notes_and_warnings_and_told_again(world: World) -> 
     assert apply(world, batching=WINDOW).phase is Phase.UNCHANGED
 
 
+def test_a_late_refusal_is_in_the_notes_of_the_update_that_it_is_of(world: World) -> None:
+    apply(world)
+    update = apply(world, batching=WINDOW)
+    same = apply(world, batching=WINDOW)
+    world.start_fails["c#0"] = REFUSED
+    failed = world.apply([{"name": "a", "batching": WINDOW}, "c"], {"t": ["a"], "u": ["c"]})
+    world.hold_ready.add("b#0")
+    next_one = world.apply([{"name": "a", "batching": WINDOW}, "b"], {"t": ["a"], "u": ["b"]})
+    refuse(world, NONE)
+    phases = [u.phase for u in (same, failed, next_one)]
+    assert phases == [Phase.UNCHANGED, Phase.FAILED, Phase.PREPARING]
+    assert len(update.notes) == 1 and not (same.notes or failed.notes or next_one.notes)
+
+
 def test_a_refusal_towards_a_successor_of_the_manager_is_in_its_notes(world: World) -> None:
     apply(world, batching=WINDOW)
     world.refuses["a#0"] = REFUSED

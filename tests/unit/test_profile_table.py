@@ -147,6 +147,7 @@ def test_derived_figures_of_a_point() -> None:
         {"mean_ms": 10**400},
         {"p90_ms": "7"},
         {"spread": -0.1},
+        {"spread": True},
         {"low_ms": None},
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import control_rig
 import pytest
-from control_rig import AB, World
+from control_rig import AB, TIMING, World
 
 from blockflow.control.threads import ThreadBook
 from blockflow.control.update import Kind, Phase
@@ -167,7 +167,11 @@ def test_it_outlives_one_that_fails_and_one_that_changes_nothing(long: World) ->
 
 
 def test_its_time_is_limited_all_the_same(long: World) -> None:
-    first, second = long.apply(*AC), long.apply(*AB)
+    first = long.apply(*AC)
+    long.pass_time(TIMING.drain - 1)
+    second = long.apply(*AB)
+    long.pass_time(1)
+    assert (first.phase, second.phase) == (Phase.DONE, Phase.DRAINING), "each has a time of its own"
     long.pass_time(3600)
     assert {first.phase, second.phase} == {Phase.DONE}
     assert all("time was up" in u.notes[-1] for u in (first, second))

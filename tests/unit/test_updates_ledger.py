@@ -57,6 +57,7 @@ def test_what_is_stored_pins_the_artifacts() -> None:
     (commit,) = (i for i in world.log if isinstance(i, Commit))
     assert (commit.epoch, commit.how) == (1, "system-update")
     assert commit.digests == {"a": "one", "b": "two"}
+    assert commit.posted == {"posted": 1}
 
 
 def test_a_rollback_is_an_update_of_its_own_kind() -> None:
