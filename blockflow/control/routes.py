@@ -41,10 +41,8 @@ def served_contract(topology: Topology, task: str) -> Contract:
     return known[paths]
 
 
-def task_routes(topology: Topology | None, shares: ShareBook) -> dict[str, TaskRoute]:
+def task_routes(topology: Topology, shares: ShareBook) -> dict[str, TaskRoute]:
     """The published tasks of a topology."""
-    if topology is None:
-        return {}
     routes: dict[str, TaskRoute] = topology.memo.setdefault("routes", {})
     for name in topology.tasks:
         route, share = routes.get(name), shares.index(name)
@@ -79,7 +77,7 @@ def _canary(spec: TaskSpec) -> CanaryRoute | None:
 def build_tables(
     epoch: int,
     version: int,
-    topology: Topology | None,
+    topology: Topology,
     fleet: Iterable[Replica],
     dispatcher: Life,
     closed: Mapping[str, str],
@@ -101,7 +99,7 @@ def build_tables(
             dispatcher.name,
             dispatcher.incarnation,
             dispatcher.endpoint,
-            topology.mode if topology is not None else "tensormq",
+            topology.mode,
         )
     }
     admission = dict(transit)
@@ -134,13 +132,13 @@ def build_tables(
     )
 
 
-def _replayable(topology: Topology | None, block: str) -> bool:
-    spec = topology.blocks.get(block) if topology is not None else None
+def _replayable(topology: Topology, block: str) -> bool:
+    spec = topology.blocks.get(block)
     return spec is None or spec.replayable
 
 
 def _down(
-    topology: Topology | None,
+    topology: Topology,
     replicas: Iterable[Replica],
     closed: Mapping[str, str],
     running: Collection[str],
@@ -148,7 +146,7 @@ def _down(
     """The blocks that nothing will bring back by itself, each with the reason."""
     active = [r for r in replicas if r.role is Role.ACTIVE]
     down: dict[str, str] = {}
-    for block in topology.blocks if topology is not None else ():
+    for block in topology.blocks:
         if block in closed:
             opens = "undrain" if closed[block] == "drain" else "restart"
             down[block] = (

@@ -60,6 +60,7 @@ def test_drain_and_undrain(world: World) -> None:
     update = world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
     assert update.phase is Phase.DONE and update.notes == []
     assert world.admitted_blocks() == {"b": 1}
+    assert world.brain.realm.reasons_not_ready() == ["block a is closed (drain)"]
     assert [s.incarnation for s in world.sent(Drain)] == [world.incarnation("a#0")]
     again = world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
     assert again.phase is Phase.UNCHANGED
@@ -163,6 +164,9 @@ def test_unknown_block(world: World) -> None:
             operation("aa", world.now)
         assert e.value.code == "UNKNOWN_BLOCK"
         assert "a" in e.value.hint
+    with pytest.raises(BlockFlowError) as e:
+        brain.restart("head_digit", world.now)
+    assert e.value.hint == "deployed: a, b"
     assert brain.runner.settled and not brain.realm.closed
 
 

@@ -9,7 +9,7 @@ from control_rig import World
 
 from blockflow.control.update import Kind, Phase
 from blockflow.core.errors import BlockError
-from blockflow.core.routing import RouteTable
+from blockflow.core.routing import CanaryRoute, RouteTable
 from blockflow.wire.control import Routes
 
 TASKS = {"t": ["a", "b"], "u": ["b"]}
@@ -73,3 +73,21 @@ def test_what_must_not_run_twice_is_known_to_the_dispatcher(world: World) -> Non
     assert update.phase is Phase.DONE
     assert world.launched() == before  # a running worker need not know
     assert replayable() == {"a": True, "b": False}
+
+
+def test_a_task_is_published_as_the_topology_has_it(world: World) -> None:
+    task = {
+        "path": ["a", "b"],
+        "canary": {"path": ["a", "c"], "share": 0.25},
+        "deadline_ms": 700,
+        "max_rows": 5,
+        "check_finite": False,
+        "max_inflight_rows": 9,
+    }
+    world.apply(["a", "b", "c"], {"t": task}, mode="zeromq")
+    table = latest(world)
+    route = table.tasks["t"]
+    assert (route.path, route.canary) == (("a", "b"), CanaryRoute(("a", "c"), 0.25))
+    assert (route.deadline_ms, route.max_rows) == (700, 5)
+    assert (route.check_finite, route.max_inflight_rows) == (False, 9)
+    assert {r.mode for r in table.stages.values()} == {"zeromq"}

@@ -67,7 +67,7 @@ def test_another_topology_has_its_own() -> None:
 
 def tables(world: World) -> tuple[RouteTable, RouteTable]:
     crew, made = world.brain.crew, world.brain.realm.topology
-    assert crew.dispatcher is not None
+    assert crew.dispatcher is not None and made is not None
     return build_tables(1, 9, made, crew.fleet, crew.dispatcher, {}, ShareBook())
 
 

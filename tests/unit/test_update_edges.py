@@ -104,6 +104,17 @@ def test_a_drained_worker_keeps_its_address_for_what_is_late(world: World) -> No
     assert {s["block"] for s in told[-1].table["stages"]} == {"", "a", "b"}
 
 
+def test_a_block_whose_new_worker_dies_before_the_flip_is_served_by_the_old_one(
+    world: World,
+) -> None:
+    world.apply(*AB)
+    world.mute.add("dispatcher")
+    update = world.do(lambda now: world.brain.restart("a", now))
+    world.die("a#1")
+    assert update.phase is Phase.PUBLISHING
+    assert world.brain.realm.reasons_not_ready() == []
+
+
 def test_a_new_dispatcher_makes_nothing_ready_before_it_has_the_routes(world: World) -> None:
     world.apply(*AB)
     world.hold_ready.add("dispatcher")
