@@ -56,8 +56,10 @@ def test_an_index_is_held_until_nobody_speaks_of_it() -> None:
     book.follow(tasks(y={}, z={}, new={}), version=4, drained=2)
     assert book.index("new") == gone and book.held() == ()
     assert heir.index("new") != gone == heir.held()[0]
-    heir.follow(tasks(y={}, z={}, new={}, late={}), version=5, drained=4)
-    assert heir.index("late") == gone
+    heir.follow(tasks(y={}, z={}, new={}, late={}), version=5, drained=3)
+    assert heir.index("late") != gone == heir.held()[0]  # those of the last routes are left
+    heir.follow(tasks(y={}, z={}, new={}, late={}, last={}), version=6, drained=4)
+    assert heir.index("last") == gone
 
 
 def test_there_is_always_room_for_another_update() -> None:
