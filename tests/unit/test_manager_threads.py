@@ -152,6 +152,16 @@ def test_what_the_old_ones_leave_is_given_out_when_they_are_gone(world: World) -
     assert told(world, at) == [("a#0", 4)]
 
 
+def test_what_was_asked_for_waits_for_the_cores_of_the_old_ones(world: World) -> None:
+    apply(world, *({"name": name, "threads": 1} for name in "abc"))
+    world.busy = True
+    at = len(world.log)
+    apply(world, {"name": "a", "threads": 3}, {"name": "b", "threads": 1})
+    assert "c#0" in world.names() and told(world, at) == []
+    world.let_drain()
+    assert told(world, at) == [("a#0", 3)]
+
+
 def test_two_generations_share_the_cores(world: World) -> None:
     apply(world, "a", digests={"a": "old"})
     assert world.computing() == {"a#0": 4}
