@@ -162,6 +162,24 @@ def test_what_was_asked_for_waits_for_the_cores_of_the_old_ones(world: World) ->
     assert told(world, at) == [("a#0", 3)]
 
 
+def test_lanes_count_with_the_threads_of_each(world: World) -> None:
+    def pair(threads: int, lanes: int) -> list[Any]:
+        return [{"name": n, "worker": "w", "threads": threads, "lanes": lanes} for n in "ab"]
+
+    def shares(since: int) -> list[tuple[int, int]]:
+        messages = [s.message for s in world.sent(SetThreads, since)]
+        return [(m.threads, m.lanes) for m in messages if isinstance(m, SetThreads)]
+
+    for before, after, grows in (((1, 1), (1, 2), True), ((1, 2), (2, 1), False)):
+        world.busy = False
+        apply(world, *pair(*before), {"name": "d", "threads": 1})
+        world.busy, at = True, len(world.log)
+        assert apply(world, *pair(*after)).phase is Phase.DRAINING
+        assert shares(at) == ([] if grows else [after])
+        world.let_drain()
+        assert shares(at) == [after]
+
+
 def test_two_generations_share_the_cores(world: World) -> None:
     apply(world, "a", digests={"a": "old"})
     assert world.computing() == {"a#0": 4}

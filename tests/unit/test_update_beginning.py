@@ -9,7 +9,14 @@ from control_rig import AB, World, topology
 from blockflow.control.beginning import cut_short
 from blockflow.control.events import Finished
 from blockflow.control.update import Kind, Phase, Update
-from blockflow.core.errors import BlockError, BlockFlowError, SystemError_, TopologyError
+from blockflow.core.errors import (
+    BlockError,
+    BlockFlowError,
+    RepositoryError,
+    SystemError_,
+    TopologyError,
+)
+from blockflow.core.scarcity import AWAY
 from blockflow.launch.ends import template_died
 
 world = control_rig.world
@@ -131,6 +138,8 @@ def failed(world: World, cause: BlockFlowError | int) -> BlockFlowError:
         (1, False),
         (SystemError_("NO_SPACE", "full", hint="free some"), True),
         (SystemError_("START_TIMEOUT", "slow"), True),
+        (RepositoryError("UNKNOWN_BLOCK", "no block 'c'", details={AWAY: True}), True),
+        (RepositoryError("UNKNOWN_BLOCK", "no block 'c'"), False),
         (BlockError("LOAD_FAILED", "bad", hint="export it anew"), False),
         (BlockError("DIGEST_MISMATCH", "altered"), False),
     ],
