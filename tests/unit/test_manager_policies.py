@@ -12,7 +12,7 @@ from blockflow.control.events import Launch, Received
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Phase, Update
 from blockflow.control.views import Views
-from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.errors import Problem, SystemError_, TopologyError
 from blockflow.wire.control import Hello, PolicyRefused, SetPolicy, SetThreads
 
 WINDOW = {"policy": "window", "max_rows": 4}
@@ -147,6 +147,13 @@ def test_a_refusal_towards_a_successor_of_the_manager_is_in_its_notes(world: Wor
     update = world.succeed()
     assert update.phase is Phase.DONE and update.notes == warnings(world)
     assert "a#0 keeps the batching policy 'none'" in update.notes[0]
+
+
+def test_a_refusal_for_another_reason_is_told_in_its_words(world: World) -> None:
+    world.refuses["a#0"] = SystemError_("INTERNAL", "odd")
+    apply(world)
+    (note,) = apply(world, batching=WINDOW).notes
+    assert note == "a#0 keeps the batching policy 'none' for block 'a': odd"
 
 
 AS_IT_WAS = (

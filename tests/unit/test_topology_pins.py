@@ -64,6 +64,22 @@ def test_what_is_stored_no_more_is_a_problem_of_its_digest() -> None:
     assert problem.to_dict()["code"] == "ARTIFACT_MISSING"
 
 
+def test_what_else_is_wrong_with_a_block_is_none_of_its_digest() -> None:
+    """One without a digest may be missing too: an epoch that is gone back to means it."""
+
+    def wrong(block: Any, code: str) -> tuple[str, str]:
+        def fails(*asked: str) -> BlockInfo:
+            raise RepositoryError(code, "no", hint="its own")
+
+        with pytest.raises(TopologyError) as e:
+            parse_topology({"blocks": [block], "tasks": {}}, fails, pinned=fails)
+        (problem,) = e.value.problems
+        return problem.path, problem.hint
+
+    assert wrong("a", "ARTIFACT_MISSING") == ("$.blocks[0]", "its own")
+    assert wrong({"name": "a", "digest": OLD}, "UNKNOWN_BLOCK") == ("$.blocks[0]", "its own")
+
+
 def test_one_stored_name_means_one_artifact() -> None:
     one, other = {"name": "x", "block": "a", "digest": OLD}, {"name": "y", "block": "a"}
     assert [p.path for p in found([one, other])] == ["$.blocks[1].digest"]
