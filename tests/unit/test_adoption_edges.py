@@ -20,7 +20,7 @@ from blockflow.control.fleet import Role
 from blockflow.control.journal import Journal
 from blockflow.control.update import Kind, Phase
 from blockflow.core.placement import desired_workers
-from blockflow.wire.control import PeerGone, Undrain
+from blockflow.wire.control import Monitor, PeerGone, Undrain
 
 DESIRED = desired_workers(topology(*AB), (0, 1))
 
@@ -70,6 +70,29 @@ def test_of_more_than_are_wanted_those_who_serve_are_kept(world: World) -> None:
     world.succeed(journal=journal)
     assert world.incarnation("a#1") == served and world.names() == ["a#1", "b#0", "dispatcher"]
     assert world.admitted_blocks() == {"a": 1, "b": 1}
+
+
+def test_nobody_waits_for_the_end_of_the_dead(world: World) -> None:
+    """Of a worker that the epoch does not need any more."""
+    world.die("b#0")
+    plan = plan_adoption(world.journal(), 2, DESIRED[:1])
+    assert [s.name for s, _ in plan.keep] == ["a#0"] and not plan.retire + plan.end
+
+
+def test_who_is_ready_for_an_update_that_was_not_committed_does_not_retire(world: World) -> None:
+    world.hold_ready.add("d#0")
+    world.apply(["a", "b", "c", "d"], {**AB[1], "u": ["c"], "v": ["d"]})
+    plan = plan_adoption(world.journal(), 1, DESIRED)
+    assert [s.name for s in plan.end] == ["c#0", "d#0"] and not plan.retire
+
+
+def test_all_are_told_again_how_often_to_sample(world: World) -> None:
+    world.brain.monitor(0.5)
+    world.settle()
+    since = len(world.log)
+    world.succeed()
+    told = {(s.incarnation, s.message) for s in world.sent(Monitor, since)}
+    assert told == {(i, Monitor(0.5)) for i in world.alive}
 
 
 def test_who_retires_is_not_called_back(world: World) -> None:

@@ -12,6 +12,7 @@ from blockflow.core.ordering import along
     [
         ("abc", ["abc"], "abc"),
         ("cab", ["abc"], "abc"),
+        ("ba", ["ab"], "ab"),
         ("cba", [], "cba"),
         ("cba", ["xaxyb"], "cab"),
         ("hgt", ["th", "tg"], "thg"),
