@@ -71,6 +71,9 @@ def test_the_summary_is_in_milliseconds() -> None:
     assert summary["max_ms"] == pytest.approx(3)
     assert summary["sum_ms"] == pytest.approx(4)
     assert summary["p99_ms"] == pytest.approx(3, rel=0.07)
+    many = filled([n * 1_000_000 for n in range(1, 101)]).summary()
+    shown = [many["p50_ms"], many["p90_ms"], many["p99_ms"]]
+    assert shown == pytest.approx([50, 90, 99], rel=0.07)
 
 
 def test_a_negative_duration_counts_as_zero() -> None:

@@ -82,6 +82,23 @@ def test_no_tensor_lies_elsewhere(place: str) -> None:
         refuse_external(PLACES[place]().SerializeToString())
 
 
+def test_each_of_both_marks_says_so() -> None:
+    location, data = elsewhere(), elsewhere()
+    location.ClearField("external_data")
+    data.ClearField("data_location")
+    for tensor in (location, data):
+        with pytest.raises(ExternalData, match="another file"):
+            refuse_external(model(initializer=[tensor]).SerializeToString())
+
+
+def test_functions_alone_are_no_model() -> None:
+    made = model()
+    made.functions.append(helper.make_function("d", "f", [], ["c"], [], []))
+    made.ClearField("graph")
+    with pytest.raises(NotOnnx, match="no graph"):
+        refuse_external(made.SerializeToString())
+
+
 def test_a_whole_model() -> None:
     refuse_external(whole())
     refuse_external(memoryview(whole()))

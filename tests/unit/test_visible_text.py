@@ -7,7 +7,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from blockflow.cli.main import main
-from blockflow.core.text import a_kind, visible
+from blockflow.core.text import a_kind, visible, worth_a_line
 from blockflow.monitor.screen import status_screen
 
 
@@ -30,6 +30,10 @@ class Rude(nn.Module):
 )
 def test_control_characters_are_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+def test_the_log_tells_of_fewer_and_fewer() -> None:
+    assert [n for n in range(1, 20) if worth_a_line(n)] == [1, 2, 4, 8, 16]
 
 
 def test_a_models_error_is_told_as_it_is(
