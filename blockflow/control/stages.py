@@ -22,10 +22,10 @@ def resolved(policy: Mapping[str, Any], facts: Sequence[StageFacts]) -> dict[str
     """``policy`` with numbers for ``auto``; as it is where a block has no profile.
 
     Args:
-        policy: the ``batching`` object.
+        policy: the ``batching`` object, which :func:`is_open`.
         facts: of the blocks of one worker that have it, in their order: a chain.
     """
-    if not is_open(policy) or not all(map(measured, facts)):
+    if not all(map(measured, facts)):
         return dict(policy)
     laid_out = [f.max_rows for f in facts if f.max_rows is not None]
     rows = largest_batch(policy, min(laid_out, default=limits.DEFAULT_MAX_ROWS))
