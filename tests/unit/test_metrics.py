@@ -107,6 +107,8 @@ def test_the_pace_of_a_flow_that_has_just_begun() -> None:
         meter.add(1, 60 * SECOND + i * SECOND // 100)
     assert meter.pace(61 * SECOND) == pytest.approx(100, rel=0.01)
     assert meter.rate(61 * SECOND) == pytest.approx(20, rel=0.06)
+    meter.add(1, 99 * SECOND)
+    assert meter.pace(100 * SECOND) == pytest.approx(1, rel=0.01), "the flow before has ended"
 
 
 def test_the_window_does_not_grow() -> None:

@@ -247,6 +247,7 @@ def test_what_a_worker_asks_of_the_cores() -> None:
             wishes = replace(topology, overlap={"block1": first, "block2": second})
             asked = [s.demand().overlap for s in desired_workers(wishes, CORES)]
             assert asked == [min(most, overlap)]  # no more than blocks that want some
+        assert [s.demand().overlap for s in desired_workers(topology, CORES)] == [1]
 
 
 def test_identity_ignores_what_can_change_in_place() -> None:
