@@ -48,6 +48,8 @@ def test_a_kill_that_nobody_could_carry_out_is_ordered_again(world: World) -> No
     world.mute.add("a#0")
     world.apply(["a"], {"t": ["a"]})
     a = world.incarnation("a#0")
+    life = world.brain.crew.find(a)
+    assert life is not None and life.pid == 10_000 + a, "as it was launched, with nothing heard"
     del world.alive[a]
     world.pass_time(TIMING.start + 3 * TIMING.stop)
     assert world.log.count(Kill(a)) >= 3

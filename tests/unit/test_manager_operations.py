@@ -175,6 +175,7 @@ def test_restore_deploys_without_committing(world: World) -> None:
     update = world.brain.restore(topology(*AB), 7, None, world.now, of_no_digests)
     world.settle()
     assert update.phase is Phase.DONE
+    assert [start["replica"] for start in update.plan["start"]] == ["a#0", "b#0"]
     assert world.brain.realm.epoch == 7
     assert world.admitted_blocks() == {"a": 1, "b": 1}
     assert not any(isinstance(i, Commit) for i in world.log)

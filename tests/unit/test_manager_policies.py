@@ -149,6 +149,13 @@ def test_a_refusal_towards_a_successor_of_the_manager_is_in_its_notes(world: Wor
     assert "a#0 keeps the batching policy 'none'" in update.notes[0]
 
 
+def test_who_stays_is_told_whoever_leaves(world: World) -> None:
+    world.apply(*AB)
+    at = len(world.log)
+    world.apply([{"name": "b", "batching": WINDOW}], {"t": ["b"]})
+    assert [policy for policy, _ in told(world, at)] == [WINDOW]
+
+
 def test_a_refusal_for_another_reason_is_told_in_its_words(world: World) -> None:
     world.refuses["a#0"] = SystemError_("INTERNAL", "odd")
     apply(world)

@@ -115,6 +115,15 @@ def test_a_block_whose_new_worker_dies_before_the_flip_is_served_by_the_old_one(
     assert world.brain.realm.reasons_not_ready() == []
 
 
+def test_what_the_routes_give_to_the_dead_is_not_ready(world: World) -> None:
+    world.apply(*AB)
+    world.mute.add("dispatcher")
+    world.die("a#0")
+    assert world.brain.realm.reasons_not_ready() == ["block a has no ready worker (restarting)"]
+    world.die("dispatcher")
+    assert "the dispatcher is not ready" in world.brain.realm.reasons_not_ready()
+
+
 def test_a_new_dispatcher_makes_nothing_ready_before_it_has_the_routes(world: World) -> None:
     world.apply(*AB)
     world.hold_ready.add("dispatcher")
