@@ -164,9 +164,7 @@ class Brain:
                 crew.out.append(Send(life.incarnation, Stop()))
                 life.deadline_ns = now_ns + ns(self._timing.stop)
         for replica in crew.fleet:
-            if replica.role is Role.RETIRING:
-                update.retiring.add(replica.life.incarnation)
-            elif replica.life.reaped and replica.wanted and replica.restart_at_ns is None:
+            if replica.life.reaped and replica.wanted and replica.restart_at_ns is None:
                 replica.restart_at_ns = now_ns
         if crew.dispatcher is None or crew.dispatcher.reaped:
             crew.dispatcher_restart_ns = crew.dispatcher_restart_ns or now_ns
