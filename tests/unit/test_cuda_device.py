@@ -318,7 +318,7 @@ def test_an_export_goes_through_the_book_once() -> None:
         assert (reader.export(), reader.trial()) == (None, trial)
         write_export(book, export)
         assert (reader.export(), reader.trial()) == (export, trial)
-        assert (reader.marks.slots, reader.marks.incarnation) == (2, 7 | DEVICE_BIT)
+        assert reader.marks.slots == 2
         assert not reader.closing
         reader.unlock()
         reader.unlock()

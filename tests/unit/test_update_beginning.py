@@ -157,7 +157,7 @@ def test_an_update_may_be_sent_again_where_no_block_is_at_fault(
 
 def test_a_block_that_was_asked_for_what_it_cannot_needs_no_mending(world: World) -> None:
     error = failed(world, BlockError("UNSUPPORTED_ENGINE", "no int8", hint="use another engine"))
-    assert error.hint.endswith("; use another engine and send the update again")
+    assert error.hint.endswith("; use another engine, then send the update again")
     assert not error.retryable
 
 
