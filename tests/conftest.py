@@ -182,6 +182,13 @@ def pytest_testnodedown(node: Any, error: object | None) -> None:
     reporter.write_line(f"\n[{node.gateway.id}] died: {cause_of_death(node)}")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test had to be run again: its name alone mends nothing."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first run of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 def folder_of(path: Path) -> str:
     here = Path(__file__).parent
     return path.relative_to(here).parts[0] if path.is_relative_to(here) else ""
