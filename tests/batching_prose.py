@@ -260,10 +260,8 @@ def medium_tests(s: Stored) -> str:
 
 def loose_tests(s: Stored) -> str:
     paper = told(s, LBCI_SAYS, f.TEST_RATIO, SERIAL, ["medium"])
-    return (
-        f"with twice the bound LBCI gains {shorter(s, f.TEST_RATIO, plan.LOOSE, 'medium')}%, close "
-        f"to the paper's {paper}%."
-    )
+    gained = shorter(s, f.TEST_RATIO, plan.LOOSE, "medium")
+    return f"with twice the bound LBCI gains {gained}%, beside the paper's {paper}%."
 
 
 def large_tests(s: Stored) -> str:
