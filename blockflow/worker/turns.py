@@ -63,6 +63,11 @@ class WatchedSockets:
     def __init__(self) -> None:
         self.epoll = select.epoll()
 
+    def hear(self, bell: int) -> None:
+        """Wake up each time that this descriptor rings. Who has emptied a mailbox before the bell
+        of its last item rang would find it ringing, and nothing there, until the next one came."""
+        self.epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+
     def register(self, socket: zmq.Socket[bytes], flags: int) -> None:
         """Wake up when something changes at ``socket``; what, ``flush`` finds out by trying."""
         self.epoll.register(int(socket.get(zmq.FD)), select.EPOLLIN)

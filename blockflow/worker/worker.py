@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 import time
 from dataclasses import replace
@@ -77,7 +76,7 @@ class Worker:
             context=self._context,
         )
         self._watched = WatchedSockets()
-        self._watched.epoll.register(self._mailbox.fileno(), select.EPOLLIN)
+        self._watched.hear(self._mailbox.fileno())
         self._engine_thread: threading.Thread | None = None
         self._lanes: list[threading.Thread] = []
         self._begin = threading.Event()

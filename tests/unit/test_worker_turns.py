@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import pytest
 from lanes_rig import LATE, MS
 
+from blockflow.tensormq.agent import Mailbox
 from blockflow.wire import control
 from blockflow.worker.parts import Wake
+from blockflow.worker.turns import WatchedSockets
 from tests.turns_rig import Rig, serving
 
 
@@ -336,3 +339,19 @@ def test_what_lands_after_the_end_wakes_nobody() -> None:
         cast(Any, rig.turns).poke = pytest.fail
         rig.land(rig.landing[0])
         assert rig.answered() == []
+
+
+def test_a_mailbox_emptied_before_its_bell_rings_wakes_its_owner_once() -> None:
+    """Else who sleeps there spins until the next message: it finds a bell, and nothing to read."""
+    watched, mailbox = WatchedSockets(), Mailbox[int]()
+    watched.hear(mailbox.fileno())
+    mailbox._items.append(1)  # what put() does, its owner looks, and then the bell rings
+    assert mailbox.drain() == [1]
+    os.eventfd_write(mailbox.fileno(), 1)
+    assert len(watched.epoll.poll(30.0)) == 1 and not mailbox
+    assert watched.epoll.poll(0) == []
+    mailbox.put(2)
+    assert len(watched.epoll.poll(30.0)) == 1
+    assert mailbox.drain() == [2]
+    mailbox.close()
+    watched.epoll.close()
