@@ -20,8 +20,6 @@ from blockflow.core.errors import BlockFlowError, RequestError
 if TYPE_CHECKING:
     from blockflow.launch.ward import Ward
 
-_GLANCE_S = 1.0
-
 
 def up(
     topology: Annotated[
@@ -187,10 +185,10 @@ def up(
 
 def look_at(repository: Path) -> None:
     """Complain if nothing can be served from there yet."""
-    from blockflow.control.disk import Disk
+    from blockflow.control.disk import GLANCE_S, Disk
 
     try:
-        if Disk(repository).is_there(_GLANCE_S):
+        if Disk(repository).is_there(GLANCE_S):
             return
         text = f"there is no folder {str(repository)!r} yet: export blocks into it, or give "
         complain(f"{text}another one by --repository")

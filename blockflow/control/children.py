@@ -37,7 +37,7 @@ libzmq would end this process: a further child is refused before."""
 
 
 class Children:
-    """Launches, kills and reaps; owned by the Manager's thread, which is never made to wait.
+    """Launches, kills and reaps; owned by the Manager's thread, which is not made to wait for long.
 
     A launch that the launcher cannot carry out yet (its template is importing) is deferred, and so
     are those that come after it. Nothing is known of them to anybody else: to the journal they are

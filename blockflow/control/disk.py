@@ -11,14 +11,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from blockflow.control.waiters import fulfil
 from blockflow.core.errors import SystemError_
 from blockflow.core.scarcity import AWAY
 
 PATIENCE_S = 8.0
 """A disk that has been silent for so long is not asked anything else until it has answered."""
+
+GLANCE_S = 0.5
+"""For whoever has something better to do than to wait. A disk that is merely busy has answered by
+then."""
 
 T = TypeVar("T")
 
@@ -73,15 +79,9 @@ class Disk:
 def begun(question: Callable[[], T]) -> Future[T]:
     """The future answer to a question that is asked in a thread of its own."""
     future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(question())
-        except Exception as e:  # handed to who asks, whatever it is
-            future.set_exception(e)
-
+    answer = partial(fulfil, future, question)
     try:
-        threading.Thread(target=run, name="bf-disk", daemon=True).start()
+        threading.Thread(target=answer, name="bf-disk", daemon=True).start()
     except RuntimeError:
-        run()  # no further thread can be had, and most disks answer
+        answer()  # no further thread can be had, and most disks answer
     return future

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-from blockflow.control.disk import begun
+from blockflow.control.disk import GLANCE_S, begun
 from blockflow.control.events import Launch, Send
 from blockflow.control.fleet import Fleet
 from blockflow.control.profiles import ProfileShelf
@@ -17,8 +17,8 @@ from blockflow.wire.control import ControlMessage, SetPolicy
 
 log = logging.getLogger("blockflow.control")
 
-PATIENCE_S = 0.5
-"""For an answer at once. A disk that is merely busy has answered by then."""
+_CHANGE_S = 4.0
+"""For what a change of policy needs, which is not asked for again."""
 
 T = TypeVar("T")
 
@@ -40,7 +40,8 @@ class Lookups:
         What asks for no block is never kept."""
         if "stages" not in order.spec:
             return order
-        return self._ask(order.incarnation, order.name, partial(self._shelf.attach, order))
+        question = partial(self._shelf.attach, order)
+        return self._ask(order.incarnation, order.name, question, GLANCE_S)
 
     def message(self, order: Send, fleet: Fleet) -> ControlMessage:
         """The order's message, with the points of its policy's profile. Without an answer it is
@@ -52,13 +53,15 @@ class Lookups:
         if plan is None:
             return message
         question = partial(self._shelf.with_points, message, plan)
-        return self._ask(object(), plan.spec.name, question) or message
+        return self._ask(object(), plan.spec.name, question, _CHANGE_S) or message
 
-    def _ask(self, key: object, whose: str, question: Callable[[], T]) -> T | None:
+    def _ask(
+        self, key: object, whose: str, question: Callable[[], T], patience_s: float
+    ) -> T | None:
         """The answer, if it is there; kept until something else is asked. Raises what it raises."""
         if self._answer is None or (key != self._asked and self._answer.done()):
             self._asked, self._answer = key, begun(question)
-            wait([self._answer], PATIENCE_S)
+            wait([self._answer], patience_s)
             if not self._answer.done():
                 log.warning("%s waits for the repository, which does not answer", whose)
         if key != self._asked or not self._answer.done():

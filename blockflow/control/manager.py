@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from blockflow.control.adoption import Inheritance
@@ -54,7 +55,7 @@ from blockflow.control.succession import Outcome, Succession
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.control.update import Update
 from blockflow.control.views import Views
-from blockflow.control.waiters import Waiter, Waiters, result_of
+from blockflow.control.waiters import Waiter, Waiters, fulfil, result_of
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Launcher
 from blockflow.launch.process import EXIT_START_FAILED
@@ -72,7 +73,7 @@ _WORD_NS = 2_000_000_000
 """How long a dead process's last words may be on their way."""
 
 _CALL_S = 30.0
-"""A command waits this long for the Manager's thread, which itself waits for nobody."""
+"""A command waits this long for the Manager's thread, which itself waits for nobody for long."""
 
 
 class Manager:
@@ -147,16 +148,9 @@ class Manager:
     def submit(self, command: Callable[[], T]) -> Future[T]:
         """Run ``command`` in the Manager's thread, between two events."""
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(command())
-            except Exception as e:  # handed to the caller, whatever it is
-                future.set_exception(e)
-
         if not self._thread.is_alive():
             raise SystemError_("NOT_RUNNING", "the control plane is not running")
-        self._inbox.put(run)
+        self._inbox.put(partial(fulfil, future, command))
         return future
 
     def call(self, command: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from blockflow.control.disk import Disk
+from blockflow.control.disk import GLANCE_S, Disk
 from blockflow.control.engines import lost_artifact
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.errors import RepositoryError, SystemError_
@@ -14,9 +14,6 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.repository import BlockRepository
-
-_GLANCE_S = 0.5
-"""Status is asked for often, and is wanted most when something does not answer."""
 
 
 class Stock:
@@ -62,11 +59,12 @@ class Stock:
         return True
 
     def lost(self, topology: Topology) -> list[str]:
-        """Why workers of these blocks could not be replaced, if so, for people."""
+        """Why workers of these blocks could not be replaced, if so, for people: at a glance, for
+        status is wanted most when something does not answer."""
         pairs = [(spec, topology.infos[name]) for name, spec in topology.blocks.items()]
         try:
             return self._disk.ask(
-                lambda: [lost_artifact(self._repository, *pair) for pair in pairs], _GLANCE_S
+                lambda: [lost_artifact(self._repository, *pair) for pair in pairs], GLANCE_S
             )
         except SystemError_ as e:
             return [f"{e.message} -- {e.hint}"]

@@ -52,6 +52,15 @@ class Waiters:
         self._all = []
 
 
+def fulfil(future: Future[T], act: Callable[[], T]) -> None:
+    """Do ``act`` for whoever waits for ``future``, and gets what it gives or raises, whatever it
+    is."""
+    try:
+        future.set_result(act())
+    except Exception as e:
+        future.set_exception(e)
+
+
 def result_of(future: Future[T], timeout_s: float) -> T:
     """What the Manager's thread has made of it. Raises what that has raised, or SystemError_:
     TIMEOUT."""

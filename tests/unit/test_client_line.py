@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 import zmq
+from client_core_rig import Phone
 
 from blockflow.client.dealer import FIRST_NS, LONGEST_NS, Dealer
 from blockflow.client.line import Line
@@ -19,18 +20,6 @@ CLOSED, PROTOCOL, AUTH = (
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH),
 )
 MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
-
-
-class Phone:
-    """A dealer, and whom it dials."""
-
-    endpoint = ""
-
-    def dial(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-
-    def hang_up(self) -> None:
-        self.endpoint = ""
 
 
 class Where:

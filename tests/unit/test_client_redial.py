@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import zmq
+from client_core_rig import Phone
 
 from blockflow.client import names
 from blockflow.client.dealer import FIRST_NS, LONGEST_NS, Dealer, Redial
@@ -45,18 +46,6 @@ def test_attempts_become_rarer_up_to_a_bound() -> None:
 def test_chance_adds_up_to_as_much_again() -> None:
     assert waits(Redial(constant(0.5)), 2) == [FIRST_NS * 3 // 2, FIRST_NS * 3]
     assert len({waits(Redial(), 1)[0] for _ in range(20)}) > 1
-
-
-class Phone:
-    """A dealer whose attempts come to nothing."""
-
-    endpoint = ""
-
-    def dial(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-
-    def hang_up(self) -> None:
-        self.endpoint = ""
 
 
 def test_a_name_s_other_addresses_are_tried_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 from control_rig import echo_repository
 
-from blockflow.cli import up
 from blockflow.cli.up import look_at
 from blockflow.control import disk, stock
 from blockflow.control.commands import Commands
@@ -101,7 +100,7 @@ def test_without_a_further_thread_it_is_asked_here(monkeypatch: pytest.MonkeyPat
 def test_status_says_so_and_shows_the_rest(
     silence: Silence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stock, "_GLANCE_S", 0.0)
+    monkeypatch.setattr(stock, "GLANCE_S", 0.0)
     monkeypatch.setattr(stock, "lost_artifact", silence)
     blocks = {"a": SimpleNamespace(name="a")}
     topology = cast(Topology, SimpleNamespace(blocks=blocks, infos={"a": None}))
@@ -111,7 +110,7 @@ def test_status_says_so_and_shows_the_rest(
     assert "nothing can be launched until" in warning
     silence.over.set()
     answered()
-    monkeypatch.setattr(stock, "_GLANCE_S", 30.0)
+    monkeypatch.setattr(stock, "GLANCE_S", 30.0)
     assert it.lost(topology) == ["there"]
 
 
@@ -120,9 +119,14 @@ def test_status_says_so_and_shows_the_rest(
     [(".", ""), ("none", "there is no folder "), ("x" * 300, "there is no folder ")],
 )
 def test_up_says_where_there_is_no_repository(
-    name: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or one that cannot be looked at: a name too long, a folder above that is closed to us."""
+    monkeypatch.setattr(disk, "GLANCE_S", 30.0)
     look_at(tmp_path / name)
     told = capsys.readouterr().err
     assert complaint in told and bool(told) == bool(complaint)
@@ -132,7 +136,7 @@ def test_up_says_that_it_does_not_answer(
     silence: Silence, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os.path, "isdir", silence)
-    monkeypatch.setattr(up, "_GLANCE_S", 0.0)
+    monkeypatch.setattr(disk, "GLANCE_S", 0.0)
     look_at(Path("/mnt/blocks"))
     assert "TIMEOUT: the repository /mnt/blocks has not answered for" in capsys.readouterr().err
 

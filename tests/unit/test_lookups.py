@@ -16,6 +16,8 @@ from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
 from blockflow.wire.control import Ping, SetPolicy
 
+PATIENCE = ("GLANCE_S", "_CHANGE_S")
+
 
 class Shelf(ProfileShelf):
     """Answers when it may."""
@@ -41,16 +43,19 @@ class Shelf(ProfileShelf):
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     made = Shelf()
+    for name in PATIENCE:
+        monkeypatch.setattr(lookups, name, 30.0)
     yield made
     made.may.set()
     answered()
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "PATIENCE_S", 0.0)
+def impatient(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PATIENCE:
+        monkeypatch.setattr(lookups, name, 0.0)
 
 
 def answered() -> None:
