@@ -110,8 +110,9 @@ class Client(BaseClient):
         """Wait until the task or all these tasks (any, when none is named) are published.
 
         Raises:
-            BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``;
-                INVALID_REQUEST at once for what cannot be a task's name.
+            BlockFlowError: NOT_READY, NOT_RUNNING or CONNECTION_LOST after ``timeout_s``, TIMEOUT
+                if there was no answer until then; INVALID_REQUEST at once for what cannot be a
+                task's name.
         """
         return _answer(self._connection.wait_ready(tasks, timeout_s))
 
