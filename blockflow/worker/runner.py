@@ -150,9 +150,9 @@ class Runner:
         batch is at work until the device is past it, and a suspect has the device for itself.
         """
         suspect = any(t.item.alone for t in batch.tickets)
+        lane, batch.waits = NO_LANE, batch.limit_ns > 0
         if suspect:
             queue.settle()
-        lane, batch.waits = NO_LANE, batch.limit_ns > 0
         # Who has no time-out needs no waking more for when its time begins.
         began = (lambda: self._began(batch, lane)) if batch.waits else None
         with memory.batch(batch.stage, lambda: self._unname(lane), began):

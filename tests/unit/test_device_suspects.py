@@ -222,6 +222,22 @@ def test_who_is_run_alone_has_the_device_for_itself(worker: Worker) -> None:
     assert worker.at_work() == [work]
 
 
+def test_who_waits_to_have_the_device_for_itself_has_not_begun(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is before it may take as long as a forward may, each of two."""
+    settle, waits = worker.device.queue.settle, []
+
+    def seen() -> None:
+        waits.append(worker.batch.waits)
+        settle()
+
+    monkeypatch.setattr(worker.device.queue, "settle", seen)
+    worker.engine.saw = worker.end
+    worker.compute(1, alone=True, limit_ns=1)
+    assert waits[0] and not worker.batch.waits
+
+
 def test_whoever_is_run_again_by_itself_has_the_time_of_a_forward(worker: Worker) -> None:
     """The device may still be at what was ordered before, so that all of the batch stay named."""
     seen = []
