@@ -13,10 +13,10 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -45,7 +45,8 @@ class Thread:
     """One of the worker's, which stands still until :meth:`go`.
 
     Attributes:
-        at: "born", "asleep", "rests" (a lane without a batch), "computes", "job", or "ended".
+        at: "born", "asleep", "woken" (and without the lock yet), "rests" (a lane without a batch),
+            "computes", "job", or "ended".
         until_ns, epoll: of one that sleeps.
         rung: a lane is to take a batch.
     """
@@ -184,7 +185,7 @@ class Rig(Bench):
         self.landing: list[Batch] = []
         self.line, self.watched = Line(), WatchedSockets()
         self.mail: Mailbox[Any] = Mailbox()
-        self.watched.epoll.register(self.mail.fileno(), select.EPOLLIN)
+        self.watched.hear(self.mail.fileno())
         self.arrivals: dict[int, Arrival] = {}
         self.frame_of: dict[int, Any] = {}
         self.told: list[Any] = []
@@ -269,7 +270,8 @@ class Rig(Bench):
     def awake(self, thread: Thread) -> bool:
         """Whether it goes on without anything else."""
         if thread.at == "asleep":
-            return thread.until_ns <= self.clock.now or bool(thread.epoll.poll(0))
+            rung = select.select([thread.epoll], [], [], 0)[0]  # which leaves it to the thread
+            return thread.until_ns <= self.clock.now or bool(rung)
         return thread.at in ("born", "job") or (thread.at == "rests" and thread.rung)
 
     def go(self, thread: Thread) -> None:
@@ -346,11 +348,43 @@ class Rig(Bench):
         os.close(self.line.fd)
 
 
-@contextmanager
-def serving(**how: Any) -> Iterator[Rig]:
+class SlowRig(Rig):
+    """Between any two steps something may happen: who wakes up has the lock later, and what is put
+    into the mailbox is in it before its bell rings."""
+
+    unrung = 0
+
+    def _sleep(self, epoll: Any, until_ns: int) -> Any:
+        events = super()._sleep(epoll, until_ns)
+        self.me.stand("woken")
+        return events
+
+    def awake(self, thread: Thread) -> bool:
+        return thread.at == "woken" or super().awake(thread)
+
+    def tell(self, message: control.ControlMessage) -> None:
+        self.mail._items.append(message)
+        self.unrung += 1
+
+    def ring(self) -> None:
+        if self.unrung:
+            self.unrung -= 1
+            os.eventfd_write(self.mail.fileno(), 1)
+
+
+R = TypeVar("R", bound=Rig)
+
+
+def serving(**how: Any) -> AbstractContextManager[Rig]:
     """A worker whose threads have just come to rest, with nothing to do."""
+    return serving_by(Rig, **how)
+
+
+@contextmanager
+def serving_by(kind: type[R], **how: Any) -> Iterator[R]:
+    """The same with a rig of this kind."""
     with pytest.MonkeyPatch.context() as patch:
-        rig = Rig(patch, **how)
+        rig = kind(patch, **how)
         try:
             rig.settle()
             yield rig

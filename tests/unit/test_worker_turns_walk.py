@@ -18,7 +18,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.wire import control
 from blockflow.worker.ticket import Batch
 from blockflow.worker.turns import NEVER_NS
-from tests.turns_rig import Rig, serving
+from tests.turns_rig import SlowRig, serving_by
 
 SEEDS = int(os.environ.get("BLOCKFLOW_SEEDS", "150"))
 ONLY = os.environ.get("BLOCKFLOW_SEED")
@@ -35,7 +35,7 @@ POLICIES: tuple[dict[str, object], ...] = (
 class Walk:
     """One worker, and what happens to it."""
 
-    def __init__(self, rig: Rig, rng: Random) -> None:
+    def __init__(self, rig: SlowRig, rng: Random) -> None:
         self.rig, self.rng = rig, rng
         self.sent: list[int] = []
         self.stops_at = rng.choice([rng.randrange(STEPS), STEPS, STEPS])
@@ -43,7 +43,7 @@ class Walk:
     def step(self) -> None:
         rig, rng = self.rig, self.rng
         ways: list[Callable[[], object]] = [self.go_on] * 10 + [self.request] * 4
-        ways += [self.finish] * 3 + [self.pass_time, self.settle] * 2
+        ways += [self.finish] * 3 + [self.pass_time, self.settle, rig.ring] * 2
         ways += [self.withdraw, self.drain, self.lanes, self.policy, rig.job]
         rng.choice(ways)()
 
@@ -92,6 +92,8 @@ class Walk:
         return set(self.rig.executor._under_way())
 
     def settle(self) -> None:
+        while self.rig.unrung:
+            self.rig.ring()
         self.rig.settle(self.rng.choice)
         self.look()
 
@@ -100,6 +102,7 @@ class Walk:
         rig = self.rig
         executor, worker = rig.executor, rig.worker
         stopping = worker._stopping
+        assert not rig.mail or rig.data.at == "ended", "nobody reads the mail"
         assert not rig.line.frames or executor.full or stopping, "nobody reads what has come"
         computing = [t for t in rig.all if t.at == "computes"]
         assert rig.lands or len(executor._running) == len(computing), (
@@ -158,7 +161,7 @@ def walk(seed: int) -> None:
         "inbox": rng.choice([2, 3, 4096]),
         "burst": rng.choice([1, 2, 64]),
     }
-    with serving(**how) as rig:
+    with serving_by(SlowRig, **how) as rig:
         spec = rng.choice(POLICIES)
         for stage in rig.stages:
             rig.scheduler.set_policy(stage, spec, 0, StageFacts())
