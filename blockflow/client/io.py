@@ -235,6 +235,8 @@ class IoThread:
             if blocked == self._send():
                 blocked = not blocked
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
+            if core.sharing.packets:  # a message has just left for want of a slot
+                self._share()
 
     def _poll_ms(self) -> int | None:
         times = (self._core.next_wakeup(), self._line.next_wakeup(), self._ends.next_wakeup())

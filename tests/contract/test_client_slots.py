@@ -45,15 +45,26 @@ def dispatcher() -> Iterator[FakeDispatcher]:
         yield fake
 
 
-def attach(client: Any, x: Any = LARGE) -> None:
+def attach(client: Any, x: Any = LARGE, **options: Any) -> None:
     """Ask with a first tensor and wait until slots for both directions are there."""
-    client.infer("echo", x)
+    client.infer("echo", x, **options)
     wait_until(
         lambda: (
             client.shared_memory.upload_slots >= SLOTS
             and client.shared_memory.result_slots >= SLOTS
         )
     )
+
+
+def test_slots_of_a_further_size_are_asked_for_when_the_first_tensor_of_it_leaves(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    """And not with the next event, which may be its answer."""
+    client = make(dispatcher.endpoint)
+    attach(client, deadline_s=60)  # a deadline that passes, even an old one, is an event
+    slots = client.shared_memory.upload_slots
+    client.submit("silent", np.tile(LARGE, (4, 1)), deadline_s=60)
+    wait_until(lambda: client.shared_memory.upload_slots > slots)
 
 
 def test_large_tensors_take_slots_and_small_ones_messages(
