@@ -191,6 +191,7 @@ class Rig(Bench):
         self.told: list[Any] = []
         self.jobs: list[str] = []
         self.unsent = self.flushed = 0
+        self.long_jobs = False  # they do not end by themselves
         self._keys = count(1)
         self._letters = count()
         self._of: dict[int, Thread] = {}
@@ -272,7 +273,9 @@ class Rig(Bench):
         if thread.at == "asleep":
             rung = select.select([thread.epoll], [], [], 0)[0]  # which leaves it to the thread
             return thread.until_ns <= self.clock.now or bool(rung)
-        return thread.at in ("born", "job") or (thread.at == "rests" and thread.rung)
+        if thread.at == "job":
+            return not self.long_jobs
+        return thread.at == "born" or (thread.at == "rests" and thread.rung)
 
     def go(self, thread: Thread) -> None:
         """One step of one thread; what it computed is done."""

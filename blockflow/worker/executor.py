@@ -91,10 +91,7 @@ class Executor:
 
     def next_wake_ns(self) -> int | None:
         """When :meth:`step` has something to do even if nothing happens; None = never."""
-        soonest = self.next_overdue_ns()
-        at = self._scheduler.next_deadline()
-        if at is not None and (soonest is None or at < soonest):
-            soonest = at
+        soonest = self.next_late_ns()
         if len(self._running) >= self.lanes:
             return soonest  # nothing can start before something is done
         at = self._wait_until_ns
@@ -103,6 +100,13 @@ class Executor:
         if self._stalled is not None:
             return min(soonest or _NEVER_NS, time.monotonic_ns() + _STALL_NS)
         return soonest
+
+    def next_late_ns(self) -> int | None:
+        """The same where nobody could compute what :meth:`step` starts: when something that waits
+        or runs takes too long."""
+        soonest = self.next_overdue_ns()
+        at = self._scheduler.next_deadline()
+        return at if soonest is None or (at is not None and at < soonest) else soonest
 
     def next_overdue_ns(self) -> int | None:
         """When :meth:`give_up_overdue` has something to do; None = never."""

@@ -160,7 +160,7 @@ class Turns:
 
     def _compute(self, batch: Batch, run: Callable[[Batch], None]) -> None:
         executor = self._executor
-        if (executor.next_wake_ns() or NEVER_NS) < self._data_until_ns:
+        if self.next_wake_ns() < self._data_until_ns:
             self._wake()
         self._aside(lambda: run(batch))
         if batch.landing:
@@ -245,7 +245,7 @@ class Turns:
     def _hand_over(self) -> None:
         """This lane rests. What is due next, a missing slot say, is for a thread that may sleep too
         long: it did not know of it."""
-        due = self._executor.next_wake_ns() or NEVER_NS
+        due = self.next_wake_ns()
         if self._rests:
             if due < self._until_ns:
                 self.poke()
@@ -333,7 +333,12 @@ class Turns:
     def next_wake_ns(self) -> int:
         """When :meth:`meanwhile` or the executor's time-outs are due at the latest."""
         executor = self._executor
-        due = executor.next_overdue_ns() if self._paused else executor.next_wake_ns()
+        if self._paused:
+            due = executor.next_overdue_ns()
+        elif self._resting or self._rests:
+            due = executor.next_wake_ns()
+        else:  # whoever is at a batch, or a job, looks for the next one himself
+            due = executor.next_late_ns()
         return due or NEVER_NS
 
     def poke(self) -> None:

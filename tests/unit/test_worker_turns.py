@@ -262,6 +262,26 @@ def test_a_job_does_not_keep_the_data_thread_awake() -> None:
         assert at(rig) == ["job", "asleep"] and not rig.awake(rig.data)
 
 
+def test_what_is_due_while_nobody_could_start_it_does_not_keep_the_data_thread_awake() -> None:
+    """One is at a job, which may be long, the other at a batch; who is done first starts it."""
+    with serving(lanes=2) as rig:
+        rig.scheduler.set_policy(2, {"policy": "window", "max_delay_ms": 3}, 0)
+        for stage in (1, 3):
+            rig.send(stage)
+            rig.settle()
+        rig.go(rig.engine)
+        rig.send(2)
+        rig.settle()
+        rig.tell(control.Undrain())  # a message, and a job with it
+        rig.job()
+        rig.clock.now = 3 * MS
+        rig.go(rig.engine)
+        rig.go(rig.data)
+        assert at(rig) == ["job", "asleep", "computes"] and not rig.awake(rig.data)
+        rig.go(rig.lanes[0])
+        assert at(rig) == ["job", "asleep", "computes"] and len(rig.scheduler) == 0
+
+
 def test_what_was_given_before_a_pause_is_computed_and_nothing_is_read_meanwhile() -> None:
     """Nor does each message wake the data thread, which would find it again and again."""
     with serving(lanes=1, lands=True) as rig:

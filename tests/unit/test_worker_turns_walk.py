@@ -44,7 +44,7 @@ class Walk:
         rig, rng = self.rig, self.rng
         ways: list[Callable[[], object]] = [self.go_on] * 10 + [self.request] * 4
         ways += [self.finish] * 3 + [self.pass_time, self.settle, rig.ring] * 2
-        ways += [self.withdraw, self.drain, self.lanes, self.policy, rig.job]
+        ways += [self.withdraw, self.drain, self.lanes, self.policy, rig.job, self.amid_a_job]
         rng.choice(ways)()
 
     def go_on(self) -> None:
@@ -96,6 +96,15 @@ class Walk:
             self.rig.ring()
         self.rig.settle(self.rng.choice)
         self.look()
+
+    def amid_a_job(self) -> None:
+        """Who is at one may be for long: all others come to rest meanwhile."""
+        self.rig.job()
+        self.rig.long_jobs = True
+        self.rig.settle(self.rng.choice)
+        self.pass_time()
+        self.rig.settle(self.rng.choice)
+        self.rig.long_jobs = False
 
     def look(self) -> None:
         """What holds whenever nobody goes on by himself."""
