@@ -253,9 +253,11 @@ class Planner:
         gone = any(self.down(block) and not self._replicas.get(block) for block in path)
         return self._unavailable([path]) if gone else None
 
-    def runs(self, path: Sequence[str]) -> bool:
-        """Whether each of its blocks has a live worker."""
-        return all(self._replicas.get(block) for block in path)
+    def tries(self, tasks: Sequence[TaskRoute], turns: frozenset[str]) -> bool:
+        """Whether ``tasks`` can set out together with the canaries whose turn it is."""
+        with suppress(RequestError):
+            return bool(self._plan(tasks, turns).canaries)
+        return False
 
     def _unavailable(self, paths: Sequence[Sequence[str]]) -> RequestError:
         """What to say of paths with absent blocks: of the one that will not come back, if any."""

@@ -90,6 +90,7 @@ class WaitingRoom:
         """The open tasks that can not be run (again), each with the reason: an update has changed
         them, or nothing will run a block of theirs. The others can go on without them."""
         found: dict[str, BlockFlowError] = {}
+        tried: dict[str, BlockFlowError] = {}
         admitted = {t.name: t for t in entry.plan.tasks}
         for name in entry.open:
             route = self._planner.published(name)
@@ -100,9 +101,11 @@ class WaitingRoom:
             ):
                 found[name] = _changed(entry, f"an update changed task {name!r} meanwhile")
             elif why := self._planner.hopeless(route.path):
-                tried = route.canary if name in entry.plan.turns else None
-                if tried is None or not self._planner.runs(tried.path):
-                    found[name] = why
+                where = tried if route.canary and name in entry.plan.turns else found
+                where[name] = why
+        rest = [self._planner.task(name) for name in entry.open if name not in found]
+        if tried and not self._planner.tries(rest, entry.plan.turns):
+            found |= tried  # the others need not end because a canary does not go with them
         return found
 
     def next_plan(self, entry: Entry) -> Plan | BlockFlowError | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery_rig import CONTRACT, World, codes, done, message
 
-from blockflow.core.routing import TaskRoute
+from blockflow.core.routing import CanaryRoute, TaskRoute
 from blockflow.dispatcher.entry import SendAgain
 from blockflow.dispatcher.plan import Planner
 from blockflow.dispatcher.waiting import WaitingRoom
@@ -104,6 +104,27 @@ def test_whose_turn_was_not_the_canarys_ends_and_the_requests_other_task_goes_on
     published(b="it was given up")
     assert [e.plan.blocks for e in entries] == [("a", "c") if t else ("a",) for t in turns]
     assert [e.open for e in entries] == [("t", "u") if t else ("u",) for t in turns]
+
+
+def test_a_canary_that_does_not_go_with_the_other_task_ends_it_not() -> None:
+    """Its own task has no way any more: neither its own nor, beside the other one, the canary's."""
+    canary = CanaryRoute(("c",), 1.0)
+    t, u = TaskRoute("t", ("a", "b"), CONTRACT, canary=canary), TaskRoute("u", ("a",), CONTRACT)
+    planner, table = canaries("b", "c")
+
+    def published(*blocks: str, **down: str) -> None:
+        publish(planner, *blocks)
+        assert planner.table is not None
+        planner.replace(replace(planner.table, tasks={"t": t, "u": u}, down=down))
+        table.published()
+
+    published("b", "c")
+    given: dict[str, Any] = {"rows": 1, "deadline_ns": 9, "received_ns": 0}
+    given |= {"retained": None, "charged": 1, "tasks": ("t", "u"), "plan": planner.way([t, u])}
+    entry = table.admit(b"c", b"1" * 16, **given)
+    assert entry.waits_for and entry.plan.turns == {"t"}
+    published("a", "c", b="it was given up")
+    assert (entry.open, entry.plan.blocks) == (("u",), ("a",))
 
 
 def test_what_may_have_been_done_is_refused_when_its_way_is_known() -> None:
