@@ -118,7 +118,7 @@ class Commands:
                 "how": p.how,
                 "when": p.when,
                 "in_force": p.epoch == state.epoch and serves is not None,
-                "posted": p.posted,
+                "posted": as_posted(p.posted),
                 "digests": dict(p.digests),
                 "missing": [b for b, d in p.digests.items() if (b, d) in gone],
             }
@@ -229,7 +229,8 @@ class Commands:
         that."""
         manager = self._manager
         found, stored = manager.call(lambda: (manager.views().topology(), manager.store.state))
-        return found if found["topology"] else {**found, "posted": stored.posted}
+        posted = found["posted"] if found["topology"] else stored.posted
+        return {**found, "posted": as_posted(posted)}
 
     def epoch(self) -> dict[str, Any]:
         return self._look(Views.epoch)

@@ -12,6 +12,7 @@ import pytest
 
 from blockflow.control.commands import Commands
 from blockflow.control.manager import Manager
+from blockflow.control.stored import PastEpoch
 from blockflow.core.errors import RequestError, TopologyError
 from blockflow.launch.process_kpi import ProcessSampler
 from blockflow.repository.repository import BlockRepository
@@ -86,6 +87,23 @@ def test_what_was_posted_is_remembered_as_it_was(applied: tuple[Commands, list[A
         task["weight"] = weight
         commands.apply(body, wait_s=0)
     assert [p["tasks"]["t"]["weight"] for p in posted] == [1, 5]
+
+
+def test_what_is_told_of_it_is_the_askers_own(tmp_path: Path) -> None:
+    """The next experiment is made of what is in force: that is stored, and comes back."""
+    posted: dict[str, Any] = {"blocks": ["a"], "tasks": {"t": ["a"]}}
+    past = PastEpoch(1, "system-update", "", posted, {})
+    views = SimpleNamespace(topology=lambda: {"topology": {}, "posted": posted})
+    manager = SimpleNamespace(
+        brain=SimpleNamespace(realm=SimpleNamespace(topology=None)),
+        store=SimpleNamespace(state=SimpleNamespace(epoch=1, history=(past,), posted=posted)),
+        views=lambda: views,
+        call=lambda look: look(),
+    )
+    commands = Commands(cast(Manager, manager), BlockRepository(tmp_path))
+    for told in (commands.topology(), commands.history()[0]):
+        told["posted"]["tasks"]["t"].append("b")
+    assert posted["tasks"] == {"t": ["a"]}
 
 
 def test_what_json_has_not_is_refused_before_anything_begins(
