@@ -200,14 +200,18 @@ def look_at(repository: Path) -> None:
 def _ending_at_once(ward: Ward) -> Iterator[None]:
     """A Manager that cannot take over has left alone what runs, and what it has begun itself would
     keep its process for a while: the next one waits for nothing but its end."""
+    from blockflow.launch.ward import AWAITED
+
     try:
         yield
     except Exception as e:
-        if isinstance(e, BlockFlowError):
-            ward.line.failing(e.code)
+        known = e if isinstance(e, BlockFlowError) else None
+        if known is not None:
+            ward.line.failing(known)
         if not ward.adopt:
             raise
-        complain(e if isinstance(e, BlockFlowError) else repr(e))
+        if known is None or known.code not in AWAITED:
+            complain(known or repr(e))
         os._exit(ExitCode.FAILED)
 
 

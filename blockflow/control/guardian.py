@@ -40,7 +40,7 @@ from blockflow.launch.process import (
     start_time,
 )
 from blockflow.launch.vitals import read_vitals
-from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Ward
+from blockflow.launch.ward import AWAITED, LASTING, REST, TEMPLATE, Kept, Line, Ward
 from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -73,16 +73,14 @@ class Guardian:
         self._ledger = RestartLedger(MANAGER_POLICY)
         self._kills = KillWatch()
         self._kept: dict[str, Kept] = {}
-        self._manager = 0
+        self._manager = self._client_port = self._began_ns = 0
         self._served = False  # some Manager was
         self._took_over = True  # the present one is
         self._failed = 0  # Managers that died before they had taken over, in a row
-        self._anew = self._hung = ""
-        self._short = ""  # what the present one lacks, in whose place another one may come
-        self._client_port = 0
+        self._anew = self._hung = self._told = ""
+        self._short: SystemError_ | None = None  # what the present one lacks; another may come
         self._no_room = False  # a Manager has failed for want of room since the last one served
         self._spoke_ns = 0  # the present one, for the last time
-        self._began_ns = 0
         self._stop_ns: int | None = None
 
     def run(self) -> Ward | int:
@@ -111,7 +109,7 @@ class Guardian:
                         return ward
                     status = self._watch()
                     if adopt and self._short and not (self._took_over or self._stopping()):
-                        raise SystemError_(self._short, "no successor can begin for now")
+                        raise self._short
                 except SystemError_ as e:
                     self._await_room(e)
                     if not self._stopping():
@@ -144,7 +142,8 @@ class Guardian:
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> Ward | None:
         """Start a Manager; None in the guardian. Raises SystemError_: it gets no process."""
-        self._anew, self._hung, self._took_over, self._spoke_ns = "", "", False, 0
+        self._anew, self._hung, self._short = "", "", None
+        self._took_over, self._spoke_ns = False, 0
         try:
             mine, theirs = Line.pair()
             try:
@@ -189,11 +188,12 @@ class Guardian:
 
     def _await_room(self, error: SystemError_) -> None:
         """Try again soon where a successor lacks room, or its state; else raise ``error``."""
-        if not self._served or error.code not in ("NO_SPACE", "STATE_UNUSABLE"):
+        if not self._served or error.code not in AWAITED:
             raise error
-        if not self._no_room:
+        self._no_room |= error.code == "NO_SPACE"
+        if str(error) != self._told:  # it is said once
+            self._told = str(error)
             log.error("%s; who is served is served without", error)
-        self._no_room, self._short = True, ""  # and it is said once
         select.select([self._wake], [], [], _AGAIN_S)
         self._drain_wakes()
         self._reap()
@@ -245,15 +245,16 @@ class Guardian:
                     self._kept[name] = Kept(fds.pop(), pid, started)
                 case ["serving", int(port)]:
                     self._served = self._took_over = True
-                    self._client_port, self._no_room, self._short = port, False, ""
+                    self._client_port, self._no_room, self._told = port, False, ""
                 case ["alive", int(when)]:
                     self._spoke_ns = when
                     self._vigil.heard(time.monotonic_ns())
                 case ["stopping"]:
                     self._stop()
                     self._drop(REST)  # nobody shall wait at a door that nobody opens
-                case ["failing", "NO_SPACE" | "STATE_UNUSABLE" as code]:
-                    self._short = code
+                case ["failing", str(code), str(what), str(where), str(hint)] if code in AWAITED:
+                    self._short = SystemError_(code, what, where=where, hint=hint)
+                    self._no_room |= code == "NO_SPACE"
                 case ["anew", str(reason)]:
                     self._anew = reason
             for fd in fds:
@@ -282,7 +283,6 @@ class Guardian:
 
     def _pause(self, now_ns: int) -> None:
         """Wait until the next Manager may be started. Raises SystemError_ when none may be."""
-        self._no_room, self._short = self._no_room or self._short == "NO_SPACE", ""
         verdict = self._ledger.crashed(now_ns, chance=spread(self._ledger.total))
         if isinstance(verdict, GiveUp):
             raise SystemError_(
@@ -336,14 +336,10 @@ class Guardian:
 
     def _wait_ms(self) -> int | None:
         """Until the Manager is to be looked at, or killed; None = for its death only."""
-        if self._hung:
+        if self._hung or (self._stop_ns is None and not self._served):
             return None
-        if self._stop_ns is not None:
-            due = self._stop_ns + int(_STOP_S * 1e9)
-        elif self._served:
-            due = self._vigil.deadline()
-        else:
-            return None
+        stop = self._stop_ns
+        due = self._vigil.deadline() if stop is None else stop + int(_STOP_S * 1e9)
         return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
     def _drain_wakes(self) -> None:

@@ -7,7 +7,8 @@ dead template has orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
 descriptor, ``["serving", client port]``, ``["alive", when]``, ``["stopping"]``,
-``["anew", reason]``. Down: ``["reaped", pid, status]``.
+``["anew", reason]``, ``["failing", code, message, where, hint]``. Down:
+``["reaped", pid, status]``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockflow.core.errors import BlockFlowError
 from blockflow.launch.process import readable, start_time
 from blockflow.wire.codec import decode, encode
 
@@ -39,6 +41,10 @@ TOKEN, CERTIFICATE, KEY = SECRETS = ("token", "certificate", "key")
 
 LASTING = frozenset({REST, CLIENTS, *SECRETS})
 """What is kept also when all that runs is ended and begun anew."""
+
+AWAITED = frozenset({"NO_SPACE", "STATE_UNUSABLE"})
+"""Errors of a successor in whose place another one is tried until there is room, or the state's
+disk is back. The guardian says so, once."""
 
 _MESSAGE_BYTES = 64 * 1024
 _STATUSES_KEPT = 256
@@ -99,9 +105,9 @@ class Line:
         """What runs cannot be taken over: end it, and start from the stored state."""
         self._tell(["anew", reason])
 
-    def failing(self, code: str) -> None:
-        """This Manager ends with an error of that code before it has served."""
-        self._tell(["failing", code])
+    def failing(self, error: BlockFlowError) -> None:
+        """This Manager ends with ``error`` before it has served."""
+        self._tell(["failing", error.code, error.message, error.where, error.hint])
 
     def pump(self) -> None:
         """Take what has come, without waiting."""

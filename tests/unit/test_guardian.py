@@ -20,7 +20,7 @@ from blockflow.control.memory import KillWatch
 from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.supervision import RestartLedger, RestartPolicy
 from blockflow.control.vigil import Vigil
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import SystemError_, TopologyError
 from blockflow.launch.cgroup import OomKills
 from blockflow.launch.ward import CERTIFICATE, CLIENTS, KEY, REST, TEMPLATE, TOKEN, Line
 from blockflow.tensormq.janitor import run_root
@@ -53,7 +53,7 @@ class Scripted(Guardian):
         self.pauses = self.begun = self.ended = 0
 
     def _fork(self, adopt: bool, died_ns: int, cause: str) -> None:
-        self._anew, self._hung, self._took_over, self._short = "", "", False, ""
+        self._anew, self._hung, self._took_over, self._short = "", "", False, None
         self.forks.append((adopt, cause))
         self.deaths.append(died_ns)
 
@@ -62,7 +62,7 @@ class Scripted(Guardian):
         self._served |= life.serves
         self._took_over = life.serves
         self._anew, self._hung, self._spoke_ns = life.anew, life.hung, life.spoke_ns
-        self._short = life.short
+        self._short = SystemError_(life.short, "no") if life.short else None
         if life.stopping:
             self._stop()
         return life.status
@@ -165,9 +165,9 @@ def test_for_want_of_room_it_gives_up_with_that_name(it: Any) -> None:
         return e.value.code
 
     assert given_up() == "INTERNAL"
-    it.theirs.failing("UPDATE_FAILED")
+    it.theirs.failing(TopologyError("UPDATE_FAILED", "no"))
     assert it._hear() and given_up() == "INTERNAL"
-    it.theirs.failing("NO_SPACE")
+    it.theirs.failing(SystemError_("NO_SPACE", "no"))
     assert it._hear() and given_up() == "NO_SPACE"
     it.theirs.serving(4711)
     assert it._hear() and given_up() == "INTERNAL"

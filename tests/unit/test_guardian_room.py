@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from blockflow.cli import up
+from blockflow.control import guardian
 from blockflow.core.errors import SystemError_
-from tests.unit.test_guardian import END, KILLED, Life, Scripted, alone
+from tests.unit.test_guardian import END, KILLED, Life, Scripted, alone, it
 
-__all__ = ["alone"]
+__all__ = ["alone", "it"]
 
 SHORT = Life(5, serves=False, short="NO_SPACE")
 AWAY = Life(5, serves=False, short="STATE_UNUSABLE")
@@ -64,3 +67,41 @@ def test_one_that_has_taken_over_or_begins_anew_dies_as_others_do(
     assert it.run() == 0
     assert [a for a, _ in it.forks] == [False, True, True, False, True]
     assert it.pauses == 4
+
+
+def test_what_successors_wait_for_is_said_once_and_in_their_words(
+    it: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guardian, "_AGAIN_S", 0.0)
+    it._served = True
+    full = SystemError_("NO_SPACE", "the disk is full", where="/state", hint="free some")
+    gone = SystemError_("STATE_UNUSABLE", "the folder is gone", where="/state")
+    said = []
+    for error in (full, full, gone, gone, None, gone):
+        caplog.clear()
+        if error is None:  # one has taken over meanwhile
+            it.theirs.serving(4711)
+            assert it._hear()
+            continue
+        it.theirs.failing(error)
+        assert it._hear()
+        it._await_room(it._short)
+        said.append(caplog.messages)
+    served = "who is served is served without"
+    assert [len(s) for s in said] == [1, 0, 1, 0, 1]
+    assert said[0] == [f"{full}; {served}"] and said[2] == said[4] == [f"{gone}; {served}"]
+
+
+def test_a_successor_leaves_it_to_the_guardian_to_say_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(up.os, "_exit", lambda status: None)
+    told: list[Any] = []
+    ward: Any = SimpleNamespace(adopt=True, line=SimpleNamespace(failing=told.append))
+    full, other = SystemError_("NO_SPACE", "full"), SystemError_("INTERNAL", "torn")
+    for error in (full, other, ValueError("a defect")):
+        with up._ending_at_once(ward):
+            raise error
+    assert told == [full, other]
+    said = capsys.readouterr().err
+    assert "torn" in said and "a defect" in said and "full" not in said
