@@ -108,7 +108,8 @@ class Guardian:
                     if ward is not None:
                         return ward
                     status = self._watch()
-                    if adopt and self._short and not (self._took_over or self._stopping()):
+                    over = self._took_over or self._anew or self._stopping()
+                    if adopt and self._short and not over:
                         raise self._short
                 except SystemError_ as e:
                     self._await_room(e)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,11 +63,13 @@ def test_those_that_find_no_room_cost_nobody_who_serves_his_life(
 def test_one_that_has_taken_over_or_begins_anew_dies_as_others_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    it = Scripted(Life(), Life(5, short="NO_SPACE"), Life(KILLED, anew="torn"), SHORT, END)
-    monkeypatch.setattr(it, "_await_room", awaited(it))
-    assert it.run() == 0
-    assert [a for a, _ in it.forks] == [False, True, True, False, True]
-    assert it.pauses == 4
+    lost = replace(SHORT, anew="there is no journal: it could not be written")
+    for torn in (Life(KILLED, anew="torn"), lost):
+        it = Scripted(Life(), Life(5, short="NO_SPACE"), torn, SHORT, END)
+        monkeypatch.setattr(it, "_await_room", awaited(it))
+        assert it.run() == 0
+        assert [a for a, _ in it.forks] == [False, True, True, False, True]
+        assert it.pauses == 4
 
 
 def test_what_successors_wait_for_is_said_once_and_in_their_words(
