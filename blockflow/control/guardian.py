@@ -256,6 +256,8 @@ class Guardian:
                 case ["failing", str(code), str(what), str(where), str(hint)] if code in AWAITED:
                     self._short = SystemError_(code, what, where=where, hint=hint)
                     self._no_room |= code == "NO_SPACE"
+                case ["claimed"]:
+                    self._kills.claim(time.monotonic_ns())  # it was not the Manager
                 case ["anew", str(reason)]:
                     self._anew = reason
             for fd in fds:

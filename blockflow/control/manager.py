@@ -107,7 +107,7 @@ class Manager:
         self.run_dir = run_dir
         self.kpis = KpiBook()
         self._crashes = CrashBook(settings.state_dir)
-        self._kills = KillWatch()
+        self._kills = KillWatch() if ward is None else KillWatch(told=ward.line.claimed)
         endpoint = f"ipc://{run_dir.path}/{CONTROL_SOCKET}"
         self._log_dir = settings.state_dir / "logs"
         place = Place(str(run_dir.path), endpoint, str(self._log_dir))

@@ -56,15 +56,18 @@ class KillWatch:
     Args:
         kills: the kernel's count.
         limit: bytes that the control groups allow, 0 = no limit.
+        told: called for each kill that explains a death; who watches as well must not claim it.
     """
 
     def __init__(
         self,
         kills: Callable[[], OomKills] = oom_kills,
         limit: Callable[[], int] = memory_limit,
+        told: Callable[[], None] = lambda: None,
     ) -> None:
         self._kills = kills
         self._limit = limit
+        self._told = told
         self._seen = kills()
         self._fresh: deque[int] = deque(maxlen=_MOST)
         self._due_ns = 0
@@ -81,6 +84,7 @@ class KillWatch:
         if not self._fresh:
             return None
         self._fresh.popleft()
+        self._told()
         return Shortage(self._limit(), self._seen.own)
 
     def _look(self, now_ns: int) -> None:

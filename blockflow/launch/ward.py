@@ -7,7 +7,7 @@ dead template has orphaned, and says how they ended.
 
 Messages (msgpack arrays over a SEQPACKET socket). Up: ``["keep", name, pid, started]`` with a
 descriptor, ``["serving", client port]``, ``["alive", when]``, ``["stopping"]``,
-``["anew", reason]``, ``["failing", code, message, where, hint]``. Down:
+``["anew", reason]``, ``["failing", code, message, where, hint]``, ``["claimed"]``. Down:
 ``["reaped", pid, status]``.
 """
 
@@ -108,6 +108,10 @@ class Line:
     def failing(self, error: BlockFlowError) -> None:
         """This Manager ends with ``error`` before it has served."""
         self._tell(["failing", error.code, error.message, error.where, error.hint])
+
+    def claimed(self) -> None:
+        """The kernel has killed one of this Manager's processes for want of memory."""
+        self._tell(["claimed"])
 
     def pump(self) -> None:
         """Take what has come, without waiting."""

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +117,22 @@ def test_the_kernel_may_have_killed_it_for_want_of_memory(monkeypatch: pytest.Mo
     with pytest.raises(SystemError_, match="SIGKILL while it started: out of memory") as e:
         Scripted(Life(KILLED, serves=False)).run()
     assert e.value.code == "NO_SPACE" and "memory" in e.value.hint
+
+
+def test_a_kill_that_a_worker_died_of_is_not_the_managers(it: Any) -> None:
+    """Somebody has killed that by hand, a moment later."""
+    count = 7
+
+    def watch(told: Callable[[], None] = lambda: None) -> KillWatch:
+        return KillWatch(lambda: OomKills(count, True), lambda: 90 << 20, told)
+
+    it._kills, managers, by_hand = watch(), watch(it.theirs.claimed), "killed by SIGKILL"
+    it._served = True
+    for workers, cause in ((1, by_hand), (0, f"{by_hand}: out of memory (limit 90 MiB)")):
+        count += 1
+        for _ in range(workers):
+            assert managers.claim(0) is not None
+        assert it._hear() and it._how(KILLED, time.monotonic_ns()) == cause
 
 
 def test_nobody_was_there_from_the_last_sign_of_life_of_one_that_hung() -> None:
