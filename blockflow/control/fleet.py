@@ -68,14 +68,14 @@ class Crash:
 
     @property
     def no_room(self) -> bool:
-        """It could not start for want of the machine's, or because the repository was away: no
-        fault of the block's."""
+        """It could not start for want of the machine's, or because the repository was away, or
+        the installation broken: no fault of the block's."""
         return self.error is not None and (self.error.code == NO_ROOM or is_away(self.error))
 
     @property
     def passing(self) -> bool:
-        """Another start may well succeed, with nothing changed: the machine had no room or was too
-        slow, the repository was away, or somebody has ended it from outside."""
+        """Another start may well succeed, with the block unchanged: the machine had no room or was
+        too slow, what it needs was away, or somebody has ended it from outside."""
         return self.outside if self.error is None else self.error.retryable or self.no_room
 
 

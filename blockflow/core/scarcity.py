@@ -38,7 +38,8 @@ _SAID = (
 
 
 AWAY = "away"
-"""Marks, in an error's details, that a whole repository is not there: a mount may be late, say."""
+"""Marks, in an error's details, that what starts need is not there at all: the repository, whose
+mount may be late, or an installation that works."""
 
 _UNANSWERED = frozenset(
     {
@@ -54,7 +55,7 @@ _UNANSWERED = frozenset(
 
 
 def is_away(error: BlockFlowError) -> bool:
-    """Whether ``error`` says that the repository is away. It may come back, as room may."""
+    """Whether ``error`` says that what starts need is away. It may come back, as room may."""
     return error.details.get(AWAY) is True
 
 

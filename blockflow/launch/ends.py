@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import AWAY
 from blockflow.launch.process import describe_exit
 
 TEMPLATE_STATUS = "template_status"
@@ -46,9 +48,9 @@ def unreaped_status(pid: int, pidfd: int) -> int | None:
 def template_died(status: int | None) -> SystemError_:
     """Nothing can be launched: INTERNAL, with the status of the template where it is known."""
     how = "" if status is None else f": {describe_exit(status)}"
-    details = {} if status is None else {TEMPLATE_STATUS: status}
+    details: dict[str, Any] = {} if status is None else {TEMPLATE_STATUS: status}
     hint = ""
     if status is not None and status > 0:  # it could not import something, or ended by itself
         how += "; the output of `blockflow up` has its last words"
-        hint = "mend the installation"
+        hint, details[AWAY] = "mend the installation", True
     return SystemError_("INTERNAL", f"the template process died{how}", hint=hint, details=details)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import control_rig
+import pytest
 from control_rig import AB, MS, World
 
 from blockflow.control.crashes import CrashBook
@@ -18,12 +19,14 @@ from blockflow.control.update import Phase
 from blockflow.control.views import Views
 from blockflow.core.errors import (
     BlockError,
+    BlockFlowError,
     RepositoryError,
     RequestError,
     SystemError_,
     TopologyError,
 )
 from blockflow.core.scarcity import AWAY
+from blockflow.launch.ends import template_died
 from blockflow.tensormq.atwork import Work
 from blockflow.wire.control import Monitor, PeerGone
 
@@ -246,15 +249,20 @@ def test_who_finds_no_room_is_tried_again_until_there_is_some(world: World) -> N
     assert world.admitted_blocks() == {"a": 1, "b": 1}
 
 
-def test_who_finds_the_repository_away_is_tried_again_until_it_is_there(world: World) -> None:
+@pytest.mark.parametrize(
+    "away",
+    [RepositoryError("UNKNOWN_BLOCK", "no block 'a'", details={AWAY: True}), template_died(1)],
+)
+def test_who_finds_the_repository_away_or_no_template_is_tried_again_until_it_is_there(
+    world: World, away: BlockFlowError
+) -> None:
     world.apply(*AB)
-    away = RepositoryError("UNKNOWN_BLOCK", "no block 'a'", details={AWAY: True})
     world.start_fails["a#0"] = away
     world.die("a#0", status=101)
     world.pass_time(120)
     shown = view(world, "a#0")
     assert shown["given_up"] is None and shown["restarts"] > 20
-    assert shown["crash"]["cause"] == "UNKNOWN_BLOCK: no block 'a'"
+    assert shown["crash"]["cause"] == f"{away.code}: {away.message}"
     del world.start_fails["a#0"]
     world.pass_time(6)
     assert world.admitted_blocks() == {"a": 1, "b": 1}

@@ -166,6 +166,7 @@ def test_no_block_is_blamed_for_a_template_that_cannot_start(world: World) -> No
     error = failed(world, template_died(1))
     assert "exit status 1; the output of `blockflow up` has its last words" in error.message
     assert "mend the installation, then send the update again" in error.hint
+    assert error.retryable
 
 
 def test_a_worker_that_is_not_ready_in_time_may_be_so_next_time(world: World) -> None:
