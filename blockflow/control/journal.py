@@ -1,9 +1,10 @@
 """Journal: what a Manager's successor must know to take its processes over.
 
 The stored state says what shall run; the journal says what does: which process is which life of
-which replica, how far it is, and how far the routes are. It lies in the run directory, in memory,
-and is as old as that: it need outlive the Manager's process, not the machine. It is written before
-what it tells of is done, so that a successor may find less there than it was told, never more.
+which replica, how far it is, how far the routes are, and what of the repository counts. It lies in
+the run directory, in memory, and is as old as that: it need outlive the Manager's process, not the
+machine. It is written before what it tells of is done, so that a successor may find less there than
+it was told, never more.
 
 A written journal is a whole one: another file and a rename, with room of their own, so that a full
 file system does not stop it. The checksum is for what others do to it; a journal that cannot be
@@ -16,13 +17,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from blockflow.control.fleet import Life, Replica, Role, worker_launch
 from blockflow.control.realm import Realm
 from blockflow.control.roomy import RoomyFile
+from blockflow.control.standing import Standing
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
 
@@ -111,6 +113,7 @@ class Journal:
         held: indices of tasks that are gone, which requests in flight may carry.
         dead: incarnations of the latest that have ended.
         dispatcher: its latest life, None before the first.
+        standing: what of the repository counts for the epoch, None where no topology is in force.
         seats: the replicas.
     """
 
@@ -123,11 +126,18 @@ class Journal:
     held: tuple[int, ...]
     dead: tuple[int, ...]
     dispatcher: Lived | None
+    standing: Standing | None
     seats: tuple[Seat, ...]
 
     @classmethod
-    def of(cls, realm: Realm, *, seats: bool = True) -> Self:
-        """Of this moment, with or without the replicas."""
+    def of(cls, realm: Realm) -> Self:
+        """Of this moment."""
+        seats = tuple(seat_of(realm, r) for r in realm.crew.fleet)
+        return replace(cls.head(realm), standing=standing_of(realm), seats=seats)
+
+    @classmethod
+    def head(cls, realm: Realm) -> Self:
+        """Of this moment, but for what is long and seldom changes."""
         crew = realm.crew
         return cls(
             epoch=realm.epoch,
@@ -139,14 +149,15 @@ class Journal:
             held=realm.shares.held(),
             dead=tuple(realm.dead),
             dispatcher=None if crew.dispatcher is None else Lived.of(crew.dispatcher),
-            seats=tuple(seat_of(realm, r) for r in crew.fleet if seats),
+            standing=None,
+            seats=(),
         )
 
     @classmethod
     def from_dict(cls, d: Any) -> Self:
         """Inverse of ``asdict``. Raises ValueError, KeyError or TypeError."""
         found = _checked(cls, d)
-        dispatcher = d["dispatcher"]
+        dispatcher, standing = d["dispatcher"], d["standing"]
         return cls(
             **{
                 **found,
@@ -155,6 +166,7 @@ class Journal:
                 "held": _numbers("held indices", d["held"]),
                 "dead": _numbers("dead processes", d["dead"]),
                 "dispatcher": None if dispatcher is None else Lived.from_dict(dispatcher),
+                "standing": None if standing is None else Standing.from_dict(standing),
                 "seats": tuple(Seat.from_dict(s) for s in d["seats"]),
             }
         )
@@ -233,6 +245,7 @@ class Recorder:
         self._file = JournalFile(run_dir)
         self._written: tuple[object, ...] = ()
         self._seats: dict[int, tuple[tuple[object, ...], str]] = {}
+        self._standing: tuple[tuple[object, ...], str] = (), ""
 
     def record(self, realm: Realm) -> None:
         """Write down what has changed; call it before what follows from the change is done."""
@@ -240,7 +253,7 @@ class Recorder:
         dispatcher = None if crew.dispatcher is None else _life_key(crew.dispatcher)
         seats = tuple(_seat_key(r) for r in crew.fleet)
         facts = (realm.epoch, realm.version, crew.hz, tuple(realm.closed.items()))
-        now = (*facts, crew.client_endpoints, dispatcher, seats)
+        now = (*facts, crew.client_endpoints, dispatcher, realm.topology, realm.notes, seats)
         if now == self._written:
             return
         try:
@@ -270,9 +283,13 @@ class Recorder:
             if old is None or old[0] != key:
                 old = key, json.dumps(asdict(seat_of(realm, replica)))
             self._seats[replica.life.incarnation] = old
-        head = json.dumps(asdict(Journal.of(realm, seats=False)))
+        key = realm.topology, realm.notes
+        if self._standing[0] != key:
+            standing = standing_of(realm)
+            self._standing = key, json.dumps(None if standing is None else asdict(standing))
+        head = json.dumps(asdict(Journal.head(realm))).removesuffix('null, "seats": []}')
         seats = ",".join(text for _, text in self._seats.values())
-        return head.removesuffix("[]}") + f"[{seats}]}}"
+        return f'{head}{self._standing[1]}, "seats": [{seats}]}}'
 
 
 def _head(body: bytes) -> bytes:
@@ -290,6 +307,11 @@ def _seat_key(replica: Replica) -> tuple[object, ...]:
     known = (replica.name, replica.role, replica.stopped, replica.given_up, replica.policies)
     # The spec is compared by its worth too: an update may bring another one that is the same.
     return (*known, replica.spec, _life_key(replica.life))
+
+
+def standing_of(realm: Realm) -> Standing | None:
+    """What of the repository counts for the epoch in force."""
+    return None if realm.topology is None else Standing.of(realm.topology, realm.notes)
 
 
 def seat_of(realm: Realm, replica: Replica) -> Seat:

@@ -11,14 +11,15 @@ from typing import Any
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.adoption import Inheritance, running_lookup
-from blockflow.control.journal import JournalFile
+from blockflow.control.journal import Journal, JournalFile
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.settings import ControlSettings
 from blockflow.control.store import StateStore
+from blockflow.control.stored import StoredState
 from blockflow.control.succession import Outcome
 from blockflow.core.errors import BlockFlowError, SystemError_
-from blockflow.core.topology import parse_topology
+from blockflow.core.topology import Topology, parse_topology
 from blockflow.launch.ward import Ward
 from blockflow.repository.repository import BlockRepository
 
@@ -38,25 +39,37 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
         journal = file.read()
         store.skip(**journal.highest())
         state = store.state
-        topology, notes = None, list[str]()
-        if state.topology is not None:
-            repository = BlockRepository(settings.repository)
-            lookup = running_lookup(
-                journal, state.digests, stored_lookup(repository, state.digests, notes)
-            )
-            topology = parse_topology(state.topology, lookup, policy_problems)
-            shelf = ProfileShelf(settings.repository)
-            topology, unfit = with_fitting(
-                shelf.with_costs(topology), settings.cores, shelf, journal.with_policies()
-            )
-            notes += unfit
-            for note in notes:
-                log.warning("%s", note)
-    except (ValueError, BlockFlowError) as e:
+        topology, notes = None, tuple[str, ...]()
+        if state.epoch != journal.epoch:
+            topology, notes = _looked_up(settings, state, journal)
+        elif state.topology is not None and journal.standing is not None:
+            topology, notes = journal.standing.topology(state.topology), journal.standing.notes
+    except (LookupError, TypeError, ValueError, BlockFlowError) as e:
         ward.line.anew(str(e))
         code = "NO_SPACE" if file.given_up else "INTERNAL"
         raise SystemError_(code, f"what runs cannot be taken over: {e}") from e
-    return Inheritance(journal, state.epoch, topology, state.posted, state.digests, tuple(notes))
+    for note in notes:
+        log.warning("%s", note)
+    return Inheritance(journal, state.epoch, topology, state.posted, state.digests, notes)
+
+
+def _looked_up(
+    settings: ControlSettings, state: StoredState, journal: Journal
+) -> tuple[Topology | None, tuple[str, ...]]:
+    """The stored topology, and what is otherwise than it means, where the journal is of another
+    epoch: its Manager died between storing the one and putting it in force, or the state could not
+    be read and the former one is. Raises BlockFlowError."""
+    if state.topology is None:
+        return None, ()
+    notes = list[str]()
+    stored = stored_lookup(BlockRepository(settings.repository), state.digests, notes)
+    lookup = running_lookup(journal, state.digests, stored)
+    topology = parse_topology(state.topology, lookup, policy_problems)
+    shelf = ProfileShelf(settings.repository)
+    topology, unfit = with_fitting(
+        shelf.with_costs(topology), settings.cores, shelf, journal.with_policies()
+    )
+    return topology, (*notes, *unfit)
 
 
 class Biography:

@@ -179,11 +179,12 @@ class System:
             log.error("%s; who is served is served without", e)  # it is tried again
         self.manager.start()
         restore: Update | None = None
-        if inheritance is None:
-            restore = self._restore(store)
-            self._wait_dispatcher()
-        else:
+        if inheritance is not None:
             self._patiently(lambda: self.manager.outcome, RESTORE_S)
+        if inheritance is None or inheritance.topology is None:
+            restore = self._restore(store)
+        if inheritance is None:
+            self._wait_dispatcher()
         clients = list(self.manager.brain.crew.client_endpoints)
         self.commands.addresses = {"rest": self.rest.url, "clients": clients}
         self.rest.start()

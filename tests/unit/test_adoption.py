@@ -394,7 +394,7 @@ def test_what_runs_is_found_where_it_runs(world: World) -> None:
 
 def test_an_empty_journal_means_that_all_is_started(world: World) -> None:
     assert world.brain.realm.topology is not None
-    empty = Journal(1, 7, 4.0, {}, ("tcp://127.0.0.1:1",), {}, (), (), None, ())
+    empty = Journal(1, 7, 4.0, {}, ("tcp://127.0.0.1:1",), {}, (), (), None, None, ())
     plan = plan_adoption(empty, 1, desired_workers(world.brain.realm.topology, (0, 1)))
     assert [s.replica for s in plan.start] == ["a#0", "b#0"]
     assert plan.keep == plan.retire == plan.end == ()

@@ -30,30 +30,28 @@ BODY = {
     "blocks": [{"name": "a", "threads": 1}, {"name": "b", "threads": 1, "batching": LBCI}],
     "tasks": {"t": ["a", "b"]},
 }
+NONE = {"policy": "none"}
 
 
 def in_force(policy: dict[str, Any]) -> Journal:
     """What a Manager has written down whose worker of ``b`` batches by this policy."""
     world = World().up()
-    world.apply(["a", "b"], {"t": ["a", "b"]})
-    written = world.journal()
-    return replace(
-        written,
-        seats=tuple(replace(s, policies=dict.fromkeys(s.policies, policy)) for s in written.seats),
-    )
+    world.apply(["a", {"name": "b", "batching": policy}], {"t": ["a", "b"]})
+    return world.journal()
 
 
 @pytest.mark.parametrize(
     ("policy", "measured", "gives_way"),
     [
-        pytest.param({"policy": "none"}, False, True, id="it gave way before"),
-        pytest.param({"policy": "none"}, True, False, id="it can work again"),
+        pytest.param(NONE, False, True, id="it gave way before"),
+        pytest.param(NONE, True, False, id="it can work again"),
         pytest.param(LBCI, False, False, id="it works, by what it was told once"),
     ],
 )
-def test_a_policy_that_gave_way_does_so_until_it_is_applied_again(
+def test_a_policy_of_another_epoch_gives_way_where_it_cannot_work(
     tmp_path: Path, policy: dict[str, Any], measured: bool, gives_way: bool
 ) -> None:
+    """The former Manager died between storing the epoch and putting it in force."""
     repository = echo_repository(tmp_path / "blocks")
     profile(repository, {"b": (1.0, 0.1)})
     if not measured:
@@ -64,13 +62,47 @@ def test_a_policy_that_gave_way_does_so_until_it_is_applied_again(
     JournalFile(tmp_path).write(json.dumps(asdict(in_force(policy))))
     with StateStore(settings.state_dir) as store:
         digests = {n: repository.info(n).digest for n in "ab"}
-        store.commit(1, BODY, BODY, digests)
+        store.commit(2, BODY, BODY, digests)
         found = inherit(settings, store, cast(Ward, SimpleNamespace(run_dir=tmp_path)))
     assert found.topology is not None
     kept = found.topology.blocks["b"].batching.model_dump()
-    assert kept == ({"policy": "none"} if gives_way else LBCI)
+    assert kept == (NONE if gives_way else LBCI)
     told = [n for n in found.notes if "b: without a batching policy until it is applied" in n]
     assert len(told) == gives_way and len(found.notes) == len(told)
+
+
+@pytest.mark.parametrize("policy", [NONE, LBCI])
+def test_of_the_epoch_in_force_nothing_is_asked_of_the_repository(
+    tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """It may not answer, and what was measured since counts from the next update on."""
+    notes, costs = ("b: without a batching policy until it is applied again",), {"a": 2.5}
+    written = in_force(policy)
+    assert written.standing is not None
+    standing = replace(written.standing, costs=costs, notes=notes)
+    JournalFile(tmp_path).write(json.dumps(asdict(replace(written, standing=standing))))
+    nowhere = ControlSettings(repository=tmp_path / "away", state_dir=tmp_path / "state")
+    with StateStore(nowhere.state_dir) as store:
+        store.commit(1, BODY, BODY, DIGESTS)
+        found = inherit(nowhere, store, cast(Ward, SimpleNamespace(run_dir=tmp_path)))
+    assert found.topology is not None and found.notes == notes
+    assert found.topology.blocks["b"].batching.model_dump() == policy
+    assert found.topology.digests() == DIGESTS and found.topology.costs == costs
+    assert found.topology.overlap == {"a": 1, "b": 1}
+
+
+def test_what_was_stored_and_could_not_be_deployed_is_deployed_as_at_a_start(
+    tmp_path: Path,
+) -> None:
+    """Nothing serves: the start was waiting for its repository."""
+    world = World().up()
+    world.brain.restore_failed(1, SystemError_("TIMEOUT", "silent"), world.now)
+    JournalFile(tmp_path).write(json.dumps(asdict(world.journal())))
+    nowhere = ControlSettings(repository=tmp_path / "away", state_dir=tmp_path / "state")
+    with StateStore(nowhere.state_dir) as store:
+        store.commit(1, BODY, BODY, DIGESTS)
+        found = inherit(nowhere, store, cast(Ward, SimpleNamespace(run_dir=tmp_path)))
+    assert found.topology is None and found.epoch == 1
 
 
 DIGESTS = {n: f"{n}-digest" for n in "ab"}

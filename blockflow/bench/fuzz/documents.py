@@ -23,6 +23,7 @@ from blockflow.control.crashes import CrashBook
 from blockflow.control.documents import read_sealed, seal
 from blockflow.control.fleet import Role
 from blockflow.control.journal import Journal, JournalFile, Lived, Seat
+from blockflow.control.standing import Standing
 from blockflow.control.stored import FORMAT, PastEpoch, StoredState
 from blockflow.core.errors import WireError
 from blockflow.core.launchspec import StageSpec, WorkerLaunch
@@ -182,7 +183,9 @@ def _a_journal() -> Journal:
     role = str(Role.ACTIVE)
     seat = Seat("a#0", "a", "0" * 64, role, False, "", {"a": {}}, worker, launch.to_dict())
     clients = ("tcp://127.0.0.1:1",)
-    return Journal(1, 2, 4.0, {"b": "drained"}, clients, {"t": 1}, (2,), (3,), dispatcher, (seat,))
+    standing = Standing({"a": BLOCK.to_dict()}, {"a": {"policy": "none"}}, {"a": 1.5}, ("a note",))
+    known = (1, 2, 4.0, {"b": "drained"}, clients, {"t": 1}, (2,), (3,))
+    return Journal(*known, dispatcher, standing, (seat,))
 
 
 def _a_life(name: str, incarnation: int) -> Lived:
