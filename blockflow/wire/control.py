@@ -195,7 +195,9 @@ class SetPolicy(ControlMessage):
 
     ``threads`` are those of a forward once no update is under way: the number that the update was
     accepted for. ``profile`` is a StageProfile.to_dict() with the points for them; empty where
-    there is none. ``epoch`` is the update's, by which a refusal says what it refuses.
+    there is none, or the repository is away: what was known for as many threads still holds, as the
+    block and what runs it are the same. ``epoch`` is the update's, by which a refusal says what it
+    refuses.
     """
 
     KIND: ClassVar[str] = "set-policy"

@@ -337,12 +337,13 @@ class Worker:
     def _set_policy(self, parts: Parts, message: control.SetPolicy) -> None:
         """Policies count on what the update was accepted for, not on the threads of this moment."""
         scheduler, stage = parts.scheduler, message.stage
-        if stage not in scheduler.facts:
+        if (known := scheduler.facts.get(stage)) is None:
             _LOG.error("there is no stage %d here to have another policy", stage)
             return
         try:
-            profile = StageProfile.from_dict(message.profile) if message.profile else None
-            facts = replace(scheduler.facts[stage], threads=message.threads, profile=profile)
+            told = StageProfile.from_dict(message.profile) if message.profile else None
+            same = known.profile if known.threads == message.threads else None
+            facts = replace(known, threads=message.threads, profile=told or same)
             scheduler.set_policy(stage, message.policy, time.monotonic_ns(), facts)
         except Exception as exc:  # its own __init__ may raise anything
             _LOG.error("policy of stage %d stays: %s", stage, exc)

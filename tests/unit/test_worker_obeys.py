@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -182,6 +183,11 @@ def test_a_policy_counts_on_the_threads_and_the_profile_that_it_was_told(rig: Ri
     message = control.SetPolicy(1, {"policy": "window"}, 3, measured.to_dict(), epoch=5)
     rig.worker._set_policy(rig.parts, message)
     assert rig.scheduler.facts[1] == StageFacts(threads=3, profile=measured)
+    # A Manager that has taken over while the repository is away tells it again, without.
+    rig.worker._set_policy(rig.parts, replace(message, profile={}))
+    assert rig.scheduler.facts[1].profile == measured
+    rig.worker._set_policy(rig.parts, replace(message, profile={}, threads=2))
+    assert rig.scheduler.facts[1] == StageFacts(threads=2)
     broken = control.SetPolicy(1, {"policy": "none"}, 3, {"points": "none"}, epoch=6)
     rig.worker._set_policy(rig.parts, broken)
     (refused,) = rig.told
