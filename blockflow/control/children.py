@@ -46,7 +46,8 @@ class Children:
 
     Args:
         launcher: how processes are started.
-        complete: gives an order what the process needs to know from the disk; None = not yet.
+        complete: gives an order what the process needs to know from the disk; None = not yet. What
+            it raises of BlockFlow's own fails the launch.
         poll: the poller of the owner's loop; pidfds are registered in it.
         log_dir: where the launch orders put the log files; the oldest are removed.
         warn: told of what people should know.
@@ -115,6 +116,9 @@ class Children:
     def _begin(self, order: Launch) -> Launched | LaunchFailed | None:
         try:
             completed = self._complete(order)
+        except BlockFlowError as e:
+            self._incomplete.pop(order.incarnation, None)
+            return self._failed(order, e)
         except Exception as e:
             self._incomplete.pop(order.incarnation, None)
             return self._defect(order, e)

@@ -14,10 +14,12 @@ from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan
+from blockflow.core.scarcity import is_away
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.profile_record import ProfileRecord
 from blockflow.repository.profiles import ProfileStore
+from blockflow.repository.repository import BlockRepository
 from blockflow.wire.control import SetPolicy
 
 
@@ -30,15 +32,27 @@ class ProfileShelf:
 
     def __init__(self, repository: Path) -> None:
         self._store = ProfileStore(repository)
+        self._repository = BlockRepository(repository)
 
     def attach(self, order: Launch) -> Launch:
-        """The order with the profiles that hold for its stages."""
+        """The order with the profiles that hold for its stages. Raises BlockFlowError where the
+        repository is away: a policy that needs one would be refused for good."""
         spec = order.spec
         stages = [
             self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
             for s in spec["stages"]
         ]
+        for stage in stages:
+            if not stage["profile"] and stage["policy"].get("policy", "none") != "none":
+                self._look_at(BlockInfo.from_dict(stage["block"]))
         return replace(order, spec={**spec, "stages": stages})
+
+    def _look_at(self, info: BlockInfo) -> None:
+        try:
+            self._repository.info(info.name, digest=info.digest)
+        except BlockFlowError as e:
+            if is_away(e):
+                raise
 
     def with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
         """The message with the points for its threads of the profile that holds, if any."""

@@ -17,7 +17,8 @@ from blockflow.control import logfiles
 from blockflow.control.children import Children
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.control.memory import Shortage, starved
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.scarcity import AWAY
 from blockflow.launch.base import Child, Launcher
 from blockflow.launch.ends import template_died
 from blockflow.launch.process import start_time
@@ -198,7 +199,8 @@ def test_an_order_that_cannot_be_completed_yet_waits_and_keeps_up_no_other(
 
 
 def test_a_defect_while_an_order_is_completed_ends_its_life(launcher: Slow, tmp_path: Path) -> None:
-    answers: list[Launch | Exception | None] = [None, OSError("a failing disk"), None]
+    away = RepositoryError("UNKNOWN_BLOCK", "no block", details={AWAY: True})
+    answers: list[Launch | Exception | None] = [None, OSError("a failing disk"), away, None]
 
     def completed(launch: Launch) -> Launch | None:
         answer = answers.pop(0)
@@ -211,6 +213,7 @@ def test_a_defect_while_an_order_is_completed_ends_its_life(launcher: Slow, tmp_
     (failed,) = children.go_on()
     assert isinstance(failed, LaunchFailed) and failed.error.code == "INTERNAL"
     assert "OSError: a failing disk" in failed.error.message and len(children) == 0
+    assert children.launch(order(1)) == LaunchFailed(1, away)
     assert children.launch(order(2)) is None
     children.kill_all(1.0)
     assert len(children) == 0

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from control_rig import echo_repository
 
 from blockflow.control import lookups
 from blockflow.control.events import Launch, Send
 from blockflow.control.fleet import Fleet
 from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
+from blockflow.core.errors import RepositoryError
+from blockflow.core.launchspec import StageSpec
+from blockflow.core.scarcity import is_away
 from blockflow.wire.control import Ping, SetPolicy
 
 PATIENCE = ("GLANCE_S", "_CHANGE_S")
@@ -144,3 +150,24 @@ def test_without_a_further_thread_the_disk_is_asked_here(
     monkeypatch.setattr(threading.Thread, "start", refused)
     shelf.may.set()
     assert Lookups(shelf).launch(order(1)) is not None
+
+
+@pytest.mark.parametrize(
+    ("lost", "policy", "waits"),
+    [(".", "lbci", True), (".", "none", False), ("a", "lbci", False)],
+)
+def test_a_policy_without_its_profile_waits_where_the_whole_repository_is_away(
+    tmp_path: Path, lost: str, policy: str, waits: bool
+) -> None:
+    """It would be refused, and the worker given up for good. Who has no policy asks for itself."""
+    repository = echo_repository(tmp_path / "blocks")
+    stage = StageSpec(1, repository.info("a"), policy={"policy": policy}).to_dict()
+    asked = order(1, stages=[stage], device="cpu", threads=1)
+    shelf = ProfileShelf(tmp_path / "blocks")
+    shutil.rmtree(tmp_path / "blocks" / lost)
+    if not waits:
+        assert shelf.attach(asked) == asked
+        return
+    with pytest.raises(RepositoryError) as e:
+        shelf.attach(asked)
+    assert is_away(e.value)
