@@ -260,7 +260,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[L
     from blockflow.launch.preload import REHEARSAL
 
     no_blocks = tmp_path_factory.mktemp("repository")  # the rest of the rehearsal is the same
-    template = TemplateLauncher(rehearsals=[(REHEARSAL, {"repository": str(no_blocks)})])
+    template = TemplateLauncher(rehearsals=lambda: [(REHEARSAL, {"repository": str(no_blocks)})])
     with warm.spawning():
         template.start()  # now: it keeps the environment that it is started with
     yield template

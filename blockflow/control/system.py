@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from blockflow.control.asked import Asked
 from blockflow.control.commands import WAIT_S, Commands
+from blockflow.control.disk import GLANCE_S, Disk
 from blockflow.control.exposure import check_exposure, check_state_dir, check_tls
 from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.manager import Manager
@@ -144,9 +145,10 @@ class System:
             settings = self._hold_clients_port(settings)
         launcher = self._launcher
         if launcher is None:
-            rehearsal = (REHEARSAL, {"repository": str(settings.repository)})
             removes = [str(path) for path in run_dir.goes_with()]
-            launcher = TemplateLauncher(removes=removes, rehearsals=[rehearsal], ward=ward)
+            blocks, disk = BlockRepository(settings.repository), Disk(settings.repository)
+            rehearsals = partial(rehearsals_of, blocks, disk)
+            launcher = TemplateLauncher(removes=removes, rehearsals=rehearsals, ward=ward)
             self._undo.append(launcher.close)
         self.manager = Manager(
             settings, store, launcher, run_dir, ward=ward, inheritance=inheritance
@@ -323,6 +325,17 @@ class System:
             if found is not None:
                 return found
         return None
+
+
+def rehearsals_of(repository: BlockRepository, disk: Disk) -> list[tuple[str, dict[str, str]]]:
+    """What a template rehearses: a worker's start, unless the ``disk`` with its blocks does not
+    answer. A template that waits for it would start nobody, not even the Dispatcher."""
+    try:
+        disk.ask(repository.names, GLANCE_S)
+    except BlockFlowError as e:
+        log.warning("workers will have more memory of their own: %s", e.message)
+        return []
+    return [(REHEARSAL, {"repository": str(repository.root)})]
 
 
 def hold_address(host: str, port: int) -> socket.socket | None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -60,9 +60,10 @@ class TemplateLauncher(Launcher):
         removes: directories that the template removes when this process has died: the first with
             all that is in it, then the others if they are empty.
         preload: modules the template imports at its start; a launch may name more (``modules``).
-        rehearsals: calls (entry, spec) that the template makes after its imports, so that what they
-            touch is shared by all children. They must neither compute nor start threads; one that
-            does makes the template start anew without any, one that raises is ignored.
+        rehearsals: gives, at each start of a template, calls (entry, spec) that it makes after its
+            imports, so that what they touch is shared by all children. They must neither compute
+            nor start threads; one that does makes the template start anew without any, one that
+            raises is ignored, and one that hangs keeps all launches.
         log_path: where the template's own errors go, '' = this process's stderr.
         ward: of a guardian, which then holds lifeline and template beyond this process's life.
     """
@@ -72,13 +73,12 @@ class TemplateLauncher(Launcher):
         *,
         removes: Sequence[str] = (),
         preload: Sequence[str] = BASE_MODULES,
-        rehearsals: Sequence[tuple[str, Mapping[str, Any]]] = (),
+        rehearsals: Callable[[], Sequence[tuple[str, Mapping[str, Any]]]] = tuple,
         log_path: str = "",
         ward: Ward | None = None,
     ) -> None:
         self._imports = Imports(preload)
-        calls = [[entry, dict(spec)] for entry, spec in rehearsals]
-        self._config = {"removes": list(removes), "rehearsals": calls}
+        self._removes, self._rehearsals = list(removes), rehearsals
         self._log_path = log_path
         self._lock = threading.RLock()
         self._lifeline = Lifeline() if ward is None else Lifeline.of_another(ward.lifeline_fd)
@@ -113,7 +113,9 @@ class TemplateLauncher(Launcher):
                 return
             if self._lifeline.read_fd < 0:
                 raise SystemError_("INTERNAL", "the launcher is closed")
-            config = {**self._config, "preload": self._imports.done}
+            calls = [[entry, dict(spec)] for entry, spec in self._rehearsals()]
+            known = {"removes": self._removes, "rehearsals": calls}
+            config = {**known, "preload": self._imports.done}
             self._again = time.monotonic() + _AGAIN_S  # unless it is started now
             process, self._socket = start_template(
                 config, self._lifeline.read_fd, log_path=self._log_path

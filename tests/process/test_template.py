@@ -305,7 +305,7 @@ def test_a_bad_rehearsal_harms_nobody(
     (tmp_path / "bad.py").write_text(BAD)
     monkeypatch.syspath_prepend(str(tmp_path))
     rehearsals = [(f"bad:{what}", {"mark": str(mark)})]
-    launcher = TemplateLauncher(preload=["msgpack"], rehearsals=rehearsals)
+    launcher = TemplateLauncher(preload=["msgpack"], rehearsals=lambda: rehearsals)
     try:
         child = launcher.launch(ENTRY, spec_for(tmp_path, "hang"), "w#0")
         assert report(child, tmp_path)["threads"] == 1

@@ -13,7 +13,7 @@ import pytest
 from control_rig import echo_repository
 
 from blockflow.cli.up import look_at
-from blockflow.control import disk, stock
+from blockflow.control import disk, stock, system
 from blockflow.control.commands import Commands
 from blockflow.control.disk import Disk
 from blockflow.control.manager import Manager
@@ -21,9 +21,11 @@ from blockflow.control.profiles import ProfileShelf
 from blockflow.control.restoration import Restoration
 from blockflow.control.stock import Stock
 from blockflow.control.stored import StoredState
+from blockflow.control.system import rehearsals_of
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.scarcity import is_away
 from blockflow.core.topology import Topology
+from blockflow.launch.preload import REHEARSAL
 from blockflow.repository.repository import BlockRepository
 
 
@@ -190,3 +192,14 @@ def test_an_update_is_refused_before_it_hangs(
     commands = Commands(cast(Manager, None), BlockRepository(tmp_path))
     timed_out(lambda: commands.preview({}) if dry_run else commands.apply({}))
     assert silence.asked == 1
+
+
+def test_a_template_rehearses_with_a_repository_that_answers_only(
+    silence: Silence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for it, and nobody could be started: not the Dispatcher either."""
+    repository, asked = BlockRepository(tmp_path), Disk(tmp_path)
+    assert rehearsals_of(repository, asked) == [(REHEARSAL, {"repository": str(tmp_path)})]
+    monkeypatch.setattr(system, "GLANCE_S", 0.0)
+    monkeypatch.setattr(repository, "names", silence)
+    assert rehearsals_of(repository, asked) == []
