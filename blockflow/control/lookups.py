@@ -45,9 +45,12 @@ class Lookups:
 
     def message(self, order: Send, fleet: Fleet) -> ControlMessage:
         """The order's message, with the points of its policy's profile. Without an answer it is
-        sent as it is: a worker refuses a policy that needs a profile, and that is told."""
+        sent as it is: a worker goes on with the profile that it knows, or refuses a policy that
+        needs one, and that is told. Who has no policy needs none."""
         message, replica = order.message, fleet.by_incarnation(order.incarnation)
         if not isinstance(message, SetPolicy) or replica is None:
+            return message
+        if message.policy.get("policy") == "none":
             return message
         plan = replica.block_of(message.stage)
         if plan is None:

@@ -137,6 +137,7 @@ def test_each_change_of_a_policy_is_asked_for_anew(shelf: Shelf) -> None:
         assert it.message(Send(7, change), fleet()) == SetPolicy(1, {}, profile={"found": 1})
     assert shelf.asked == ["block", "block"]
     others = [Send(7, SetPolicy(2, {})), Send(8, change), Send(7, Ping(1))]
+    others.append(Send(7, SetPolicy(1, {"policy": "none"})))  # it would wait for nothing
     assert [it.message(o, fleet()) for o in others] == [o.message for o in others]
     assert shelf.asked == ["block", "block"]
 
