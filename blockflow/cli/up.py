@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.streams import complain, say
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 
 if TYPE_CHECKING:
     from blockflow.launch.ward import Ward
@@ -153,11 +154,10 @@ def up(
     if isinstance(ward, int):  # this is the guardian, and everything has ended
         raise typer.Exit(ward)
     # From here on this is the Manager's process: the guardian stays without all these libraries.
-    from blockflow.launch.preload import few_collections
-
-    with few_collections():
-        from blockflow.control.rest.body import read_update
-        from blockflow.control.system import System
+    with _ending_at_once(ward):
+        _import_all()
+    from blockflow.control.rest.body import read_update
+    from blockflow.control.system import System
 
     first = ward.deaths == 0
     if first:
@@ -196,21 +196,37 @@ def look_at(repository: Path) -> None:
         complain(e)
 
 
+def _import_all() -> None:
+    """Import what a Manager is made of. Raises SystemError_: the installation is broken."""
+    from blockflow.core.scarcity import AWAY, no_room
+    from blockflow.launch.preload import few_collections
+
+    try:
+        with few_collections():
+            import_module("blockflow.control.system")
+    except Exception as e:
+        told = f"the control plane cannot be imported: {type(e).__name__}: {e}"
+        hint = "mend the installation"
+        raise no_room(e, told, "up") or SystemError_(
+            "INTERNAL", told, hint=hint, details={AWAY: True}
+        ) from e
+
+
 @contextmanager
 def _ending_at_once(ward: Ward) -> Iterator[None]:
     """A Manager that cannot take over has left alone what runs, and what it has begun itself would
     keep its process for a while: the next one waits for nothing but its end."""
-    from blockflow.launch.ward import AWAITED
+    from blockflow.launch.ward import awaited
 
     try:
         yield
     except Exception as e:
         known = e if isinstance(e, BlockFlowError) else None
-        if known is not None:
+        if known is not None and awaited(known):
             ward.line.failing(known)
         if not ward.adopt:
             raise
-        if known is None or known.code not in AWAITED:
+        if known is None or not awaited(known):
             complain(known or repr(e))
         os._exit(ExitCode.FAILED)
 

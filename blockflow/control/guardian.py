@@ -40,7 +40,7 @@ from blockflow.launch.process import (
     start_time,
 )
 from blockflow.launch.vitals import read_vitals
-from blockflow.launch.ward import AWAITED, LASTING, REST, TEMPLATE, Kept, Line, Ward
+from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Ward, awaited
 from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -189,7 +189,7 @@ class Guardian:
 
     def _await_room(self, error: SystemError_) -> None:
         """Try again soon where a successor lacks room, or its state; else raise ``error``."""
-        if not self._served or error.code not in AWAITED:
+        if not self._served or not (error is self._short or awaited(error)):
             raise error
         self._no_room |= error.code == "NO_SPACE"
         if str(error) != self._told:  # it is said once
@@ -253,7 +253,7 @@ class Guardian:
                 case ["stopping"]:
                     self._stop()
                     self._drop(REST)  # nobody shall wait at a door that nobody opens
-                case ["failing", str(code), str(what), str(where), str(hint)] if code in AWAITED:
+                case ["failing", str(code), str(what), str(where), str(hint)]:
                     self._short = SystemError_(code, what, where=where, hint=hint)
                     self._no_room |= code == "NO_SPACE"
                 case ["claimed"]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.scarcity import is_away
 from blockflow.launch.process import readable, start_time
 from blockflow.wire.codec import decode, encode
 
@@ -42,13 +43,17 @@ TOKEN, CERTIFICATE, KEY = SECRETS = ("token", "certificate", "key")
 LASTING = frozenset({REST, CLIENTS, *SECRETS})
 """What is kept also when all that runs is ended and begun anew."""
 
-AWAITED = frozenset({"NO_SPACE", "STATE_UNUSABLE"})
-"""Errors of a successor in whose place another one is tried until there is room, or the state's
-disk is back. The guardian says so, once."""
+_AWAITED = frozenset({"NO_SPACE", "STATE_UNUSABLE"})
 
 _MESSAGE_BYTES = 64 * 1024
 _STATUSES_KEPT = 256
 _ALIVE_NS = 1_000_000_000
+
+
+def awaited(error: BlockFlowError) -> bool:
+    """Whether in the place of a successor with this error another one is tried until there is room,
+    the state's disk is back, or the installation is mended. The guardian says so, once."""
+    return error.code in _AWAITED or is_away(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Line:
         self._tell(["anew", reason])
 
     def failing(self, error: BlockFlowError) -> None:
-        """This Manager ends with ``error`` before it has served."""
+        """This Manager ends with ``error``, which is :func:`awaited`, before it has served."""
         self._tell(["failing", error.code, error.message, error.where, error.hint])
 
     def claimed(self) -> None:

@@ -20,7 +20,7 @@ from blockflow.control.memory import KillWatch
 from blockflow.control.numbers import NumbersFile, Span
 from blockflow.control.supervision import RestartLedger, RestartPolicy
 from blockflow.control.vigil import Vigil
-from blockflow.core.errors import SystemError_, TopologyError
+from blockflow.core.errors import SystemError_
 from blockflow.launch.cgroup import OomKills
 from blockflow.launch.ward import CERTIFICATE, CLIENTS, KEY, REST, TEMPLATE, TOKEN, Line
 from blockflow.tensormq.janitor import run_root
@@ -181,7 +181,7 @@ def test_for_want_of_room_it_gives_up_with_that_name(it: Any) -> None:
         return e.value.code
 
     assert given_up() == "INTERNAL"
-    it.theirs.failing(TopologyError("UPDATE_FAILED", "no"))
+    it.theirs.failing(SystemError_("STATE_UNUSABLE", "no"))
     assert it._hear() and given_up() == "INTERNAL"
     it.theirs.failing(SystemError_("NO_SPACE", "no"))
     assert it._hear() and given_up() == "NO_SPACE"

@@ -105,6 +105,25 @@ def test_a_successor_leaves_it_to_the_guardian_to_say_what_is_waited_for(
     for error in (full, other, ValueError("a defect")):
         with up._ending_at_once(ward):
             raise error
-    assert told == [full, other]
+    assert told == [full]
     said = capsys.readouterr().err
     assert "torn" in said and "a defect" in said and "full" not in said
+
+
+def test_a_broken_installation_is_waited_for_as_room_is(
+    it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are being replaced, say: what serves needs none of them."""
+
+    def broken(_name: str) -> None:
+        raise SyntaxError("invalid syntax")
+
+    monkeypatch.setattr(up.os, "_exit", lambda status: None)
+    monkeypatch.setattr(up, "import_module", broken)
+    monkeypatch.setattr(guardian, "_AGAIN_S", 0.0)
+    with up._ending_at_once(SimpleNamespace(adopt=True, line=it.theirs)):  # type: ignore[arg-type]
+        up._import_all()
+    it._served = True
+    assert it._hear() and "SyntaxError: invalid syntax" in it._short.message
+    it._await_room(it._short)
+    assert not it._no_room
