@@ -10,7 +10,7 @@ the manifest says of the input (``int_below``). The file says it of itself, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,11 @@ _BOUNDED = frozenset(
     "full_like new_zeros new_ones new_full new_empty".split()
 )
 """What they give stays within sizes, however large their input is."""
+_CONSTANT = frozenset("zeros ones zeros_like ones_like new_zeros new_ones".split())
 _FILLED = {"full": 1, "full_like": 1, "new_full": 2}
 """Which of their arguments all of their numbers are: a size of the input, perhaps."""
+_CHOSEN = frozenset("copy fill masked_fill where zero".split())
+"""All of their numbers are among their arguments', or 0."""
 _PLACES = frozenset("cummax cummin kthvalue max median min mode sort topk".split())
 """Of two results the second is where the first has stood."""
 _ARGS = frozenset("argmax argmin argsort".split())
@@ -150,8 +153,11 @@ class _Walk:
         ):
             return
         self._later.add(node)
-        moved = name in _MOVED and node.args[0] in self._steady
-        if moved or _is_bool(node) or _is_place(node, name):
+        written = self._written(node)
+        self._later |= written
+        if name not in _CHOSEN or self._grows(n for n in node.all_input_nodes if n not in written):
+            self._steady -= written
+        if self._is_steady(node, name):
             self._steady.add(node)
         for index, size, least in _lookups(node, name):
             self._look_up(name, index, size, least)
@@ -160,7 +166,11 @@ class _Walk:
             self.computed = self.computed or name * follows
         if not follows:
             return
-        self._note_write(node)
+        # Tokens that were shifted through a view, say, are looked up by another name.
+        self._own -= written
+        self._made |= written
+        for value in written:
+            self._limited.pop(value, None)
         if self._is_bounded(node, name):
             return
         source = node.all_input_nodes[0]
@@ -177,20 +187,27 @@ class _Walk:
         made = [] if new else [self._memory[n] for n in node.all_input_nodes]
         return frozenset().union(*made) or frozenset((node,))
 
-    def _note_write(self, node: fx.Node) -> None:
-        """Whatever lies in memory that is written into is not what it was: tokens that were shifted
-        through a view, say, are looked up by another name."""
+    def _written(self, node: fx.Node) -> set[fx.Node]:
+        """What is not what it was after this: whatever lies in memory that it writes into."""
         schema = getattr(node.target, "_schema", None)
-        written = () if schema is None else filter(None, written_nodes(node, schema))
-        memory = frozenset().union(*(self._memory[n] for n in written))
-        for value, lies in self._memory.items():
-            if value is not node and not memory.isdisjoint(lies) and not _is_bool(value):
-                self._own.discard(value)
-                self._limited.pop(value, None)
-                self._made.add(value)
+        targets = () if schema is None else filter(None, written_nodes(node, schema))
+        memory = frozenset().union(*(self._memory[n] for n in targets))
+        found = (v for v, lies in self._memory.items() if memory and not memory.isdisjoint(lies))
+        return {v for v in found if v is not node and not _is_bool(v)}
 
     def _follows(self, nodes: Any) -> bool:
         return any(n in self._own or n in self._limited or n in self._made for n in nodes)
+
+    def _grows(self, nodes: Iterable[Any]) -> bool:
+        return any(n in self._later and n not in self._steady for n in nodes)
+
+    def _is_steady(self, node: fx.Node, name: str) -> bool:
+        if name in _FILLED:
+            return not self._grows([node.args[_FILLED[name]]])
+        if name in _CHOSEN:
+            return not self._grows(node.all_input_nodes)
+        moved = name in _MOVED and node.args[0] in self._steady
+        return moved or name in _CONSTANT or _is_bool(node) or _is_place(node, name)
 
     def _look_up(self, name: str, index: fx.Node, size: int | None, least: int) -> None:
         limit = self._limited.get(index)
@@ -203,8 +220,7 @@ class _Walk:
         follows = self._follows([index])
         if follows:
             self.computed = self.computed or name
-        grows = index in self._later - self._steady or follows
-        if size is not None and limit is None and grows:
+        if size is not None and limit is None and (follows or self._grows([index])):
             self.by_length = self.by_length or name
 
     def _is_bounded(self, node: fx.Node, name: str) -> bool:

@@ -76,6 +76,28 @@ def _written(x: Tensor) -> Tensor:
     return x
 
 
+def _filled(x: Tensor, value: int) -> Tensor:
+    x[:, :1] = value
+    return x
+
+
+def _kinds(x: Tensor) -> list[Tensor]:
+    """Of tokens, as models for pairs of sentences know them."""
+    first, later = torch.zeros_like(x), x > 9
+    return [
+        first,
+        torch.full(x.shape, 3),
+        first.masked_fill(later, 1),
+        torch.where(later, 1, 0),
+        _filled(x.new_zeros(x.shape), 1),
+    ]
+
+
+def _counted(x: Tensor) -> Tensor:
+    x.view(-1).cumsum_(0)
+    return x
+
+
 def _places(x: Tensor, count: int) -> Tensor:
     return torch.bucketize(x, torch.arange(float(count)))
 
@@ -155,6 +177,9 @@ def test_what_looks_up_by_the_input(
         (lambda t, x: t[torch.stack((x, -x), 2).topk(1)[1]], ""),
         (lambda t, x: t[x.topk(1)[1]], "index"),
         (lambda t, x: x[torch.arange(x.shape[0]), x.argmax(1)], ""),  # as long as the input
+        (lambda t, x: sum(_embed(t, kind) for kind in _kinds(x)), ""),
+        (lambda t, x: _embed(t, _filled(torch.zeros_like(x), x.shape[1])), "embedding"),
+        (lambda t, x: _embed(t, _counted(torch.ones_like(x))), "embedding"),
     ],
 )
 def test_what_looks_up_by_the_inputs_length(
