@@ -98,6 +98,8 @@ class EngineWorkshop:
             raise
         except Exception as e:
             why = f"cannot be written as {kind}: {_reason(e)}"
+            if (lacking := no_room(e, why, block.name)) is not None:
+                raise lacking from e
             if kind in _EXTRAS and isinstance(_cause(e), ImportError):  # of other versions
                 raise SystemError_(
                     "MISSING_EXTRA",
@@ -105,9 +107,7 @@ class EngineWorkshop:
                     where=block.name,
                     hint=f"pip install 'blockflow[{_EXTRAS[kind]}]'",
                 ) from e
-            raise no_room(e, why, block.name) or ExportError(
-                "EXPORT_FAILED", why, where=block.name, hint=_INSTEAD[kind]
-            ) from e
+            raise ExportError("EXPORT_FAILED", why, where=block.name, hint=_INSTEAD[kind]) from e
 
     @contextmanager
     def runners(
