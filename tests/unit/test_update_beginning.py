@@ -155,9 +155,19 @@ def test_an_update_may_be_sent_again_where_no_block_is_at_fault(
     assert error.details.get("log") == (None if isinstance(cause, int) else ["last words"])
 
 
-def test_a_block_that_was_asked_for_what_it_cannot_needs_no_mending(world: World) -> None:
-    error = failed(world, BlockError("UNSUPPORTED_ENGINE", "no int8", hint="use another engine"))
-    assert error.hint.endswith("; use another engine, then send the update again")
+@pytest.mark.parametrize(
+    "cause",
+    [
+        BlockError("UNSUPPORTED_ENGINE", "no int8", hint="use another engine"),
+        SystemError_("MISSING_EXTRA", "cannot import the package", hint="pip install it"),
+    ],
+    ids=str,
+)
+def test_a_block_that_was_asked_for_what_is_not_here_needs_no_mending(
+    world: World, cause: BlockFlowError
+) -> None:
+    error = failed(world, cause)
+    assert error.hint.endswith(f"; {cause.hint}, then send the update again")
     assert not error.retryable
 
 
