@@ -338,7 +338,7 @@ def _settle_weights(module: nn.Module) -> None:
             elif isinstance(hook, SpectralNorm):
                 remove_spectral_norm(part, hook.name)
         made_of = dict(part.named_children()).get("parametrizations")  # its own: wrappers pass on
-        if isinstance(made_of, nn.ModuleDict):
+        if isinstance(made_of, nn.ModuleDict) and made_of:
             _settle_parametrized(part, made_of)
 
 
