@@ -66,6 +66,8 @@ class Ends:
             _tell(owner, outcome)
         else:
             self._late.append((owner, outcome))
+            # It may be free in a moment, whoever else has one that never will be.
+            self._pause_ns, self._due_ns = _FIRST_NS, 0
 
     def next_wakeup(self) -> int | None:
         """When :meth:`retry` should run next."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from blockflow.client import Client
+from blockflow.client.ends import Ends, Owner
+from blockflow.client.outcome import Failed
 from blockflow.client.thread import ClientThread, SharedLock
 from blockflow.core.errors import RequestError
 
@@ -122,3 +124,26 @@ def test_who_holds_a_client_s_lock_waits_for_no_client_s_thread() -> None:
     with nobody() as address, Client(address, connect_timeout_s=0.01) as client:
         threading.Thread(target=handler, args=(client,), daemon=True).start()
         assert closed.wait(20)
+
+
+def test_one_that_never_gets_free_holds_up_nobody_else() -> None:
+    """Who is in passing at his own when he should be told is told soon, not when that is looked at
+    again."""
+    told: list[Any] = []
+    ends, left, taken = Ends(), SharedLock(), SharedLock()
+    outcome = Failed(b"", RequestError("CANCELLED", "by the test"))
+
+    def aside(call: Callable[..., Any], *given: Any) -> int:
+        """As the client's thread, until it has to wait."""
+        thread = threading.Thread(target=call, args=given)
+        thread.start()
+        thread.join()
+        due = ends.next_wakeup()
+        assert due is not None and not told
+        return due
+
+    with left, taken:
+        now = due = aside(ends.tell_to, Owner(told.append, left), outcome)
+        for _ in range(20):
+            now, due = due, aside(ends.retry, due)
+        assert aside(ends.tell_to, Owner(told.append, taken), outcome) <= now < due
