@@ -28,6 +28,8 @@ from blockflow.core.topology import Topology
 from blockflow.launch.preload import REHEARSAL
 from blockflow.repository.repository import BlockRepository
 
+ONE = cast(Topology, SimpleNamespace(blocks={"a": None}, infos={"a": None}))
+
 
 class Silence:
     """A question without an answer, until ``over``."""
@@ -103,17 +105,31 @@ def test_status_says_so_and_shows_the_rest(
     silence: Silence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stock, "GLANCE_S", 0.0)
-    monkeypatch.setattr(stock, "lost_artifact", silence)
-    blocks = {"a": SimpleNamespace(name="a")}
-    topology = cast(Topology, SimpleNamespace(blocks=blocks, infos={"a": None}))
+    monkeypatch.setattr(os.path, "isdir", silence)
+    monkeypatch.setattr(stock, "lost_artifact", lambda *_: "away")
     it = Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path))
-    (warning,) = it.lost(topology)
+    (warning,) = it.lost(ONE)
     assert warning.startswith(f"the repository {tmp_path} has not answered for ")
     assert "nothing can be launched until" in warning
     silence.over.set()
     answered()
     monkeypatch.setattr(stock, "GLANCE_S", 30.0)
-    assert it.lost(topology) == ["there"]
+    assert it.lost(ONE) == ["away"]
+
+
+def test_a_thousand_blocks_may_take_longer_than_a_glance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def ask(_: Disk, question: Callable[[], Any], patience_s: float = disk.PATIENCE_S) -> Any:
+        asked.append(patience_s)
+        return question()
+
+    monkeypatch.setattr(Disk, "ask", ask)
+    monkeypatch.setattr(stock, "lost_artifact", lambda *_: "")
+    assert Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path)).lost(ONE) == [""]
+    assert asked == [disk.GLANCE_S, disk.PATIENCE_S]
 
 
 @pytest.mark.parametrize(
