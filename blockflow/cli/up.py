@@ -17,6 +17,7 @@ import typer
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.streams import complain, say
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
+from blockflow.core.scarcity import AWAY, failure, no_room
 
 if TYPE_CHECKING:
     from blockflow.launch.ward import Ward
@@ -198,7 +199,6 @@ def look_at(repository: Path) -> None:
 
 def _import_all() -> None:
     """Import what a Manager is made of. Raises SystemError_: the installation is broken."""
-    from blockflow.core.scarcity import AWAY, no_room
     from blockflow.launch.preload import few_collections
 
     try:
@@ -221,13 +221,13 @@ def _ending_at_once(ward: Ward) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        known = e if isinstance(e, BlockFlowError) else None
-        if known is not None and awaited(known):
-            ward.line.failing(known)
+        error = e if isinstance(e, BlockFlowError) else failure(e, repr(e), "up")
+        if awaited(error):
+            ward.line.failing(error)
         if not ward.adopt:
             raise
-        if known is None or not awaited(known):
-            complain(known or repr(e))
+        if not awaited(error):
+            complain(error)
         os._exit(ExitCode.FAILED)
 
 

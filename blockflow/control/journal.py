@@ -8,7 +8,7 @@ it was told, never more.
 
 A written journal is a whole one: another file and a rename, with room of their own, so that a full
 file system does not stop it. The checksum is for what others do to it; a journal that cannot be
-read is a reason to begin anew, never one to guess.
+read is a reason to begin anew, never one to guess (for want of descriptors, say: to try again).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from blockflow.control.roomy import RoomyFile
 from blockflow.control.standing import Standing
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.lifecycle import State
+from blockflow.core.scarcity import no_room
 
 log = logging.getLogger("blockflow.control")
 
@@ -210,10 +211,14 @@ class JournalFile:
         self._file.write(_head(packed) + packed + b"}")
 
     def read(self) -> Journal:
-        """The journal as it was written. Raises ValueError, which says what is wrong with it."""
+        """The journal as it was written. Raises ValueError, which says what is wrong with it, or
+        SystemError_: NO_SPACE."""
         try:
             raw = self._file.read(MAX_BYTES)
         except OSError as e:
+            lacking = no_room(e, f"the journal cannot be read: {e.strerror}", NAME)
+            if lacking is not None:
+                raise lacking from e
             why = "it could not be written" if self.given_up else e.strerror
             raise ValueError(f"there is no journal: {why}") from None
         except ValueError as e:

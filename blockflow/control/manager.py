@@ -57,6 +57,7 @@ from blockflow.control.update import Update
 from blockflow.control.views import Views
 from blockflow.control.waiters import Waiter, Waiters, fulfil, result_of
 from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.scarcity import no_room
 from blockflow.launch.base import Launcher
 from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.launch.ward import Ward
@@ -241,9 +242,13 @@ class Manager:
             self.brain.readopt(outcome.adoption, time.monotonic_ns())
             self._carry_out()
         except Exception as e:
-            # Better a moment without service than processes that nobody looks after.
             log.exception("what runs cannot be taken over")
-            ward.line.anew(f"taking over failed: {type(e).__name__}: {e}")
+            lacking = no_room(e, f"no room to take over: {e}", "manager")
+            if lacking is not None:
+                ward.line.failing(lacking)  # the next one may find it
+            else:
+                # Better a moment without service than processes that nobody looks after.
+                ward.line.anew(f"taking over failed: {type(e).__name__}: {e}")
             os._exit(1)
         self.outcome = outcome
         log.warning("taken over: %s", ", ".join(outcome.adopted) or "nothing")

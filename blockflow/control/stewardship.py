@@ -32,7 +32,8 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
 
     Raises:
         SystemError_: INTERNAL when nothing can be taken over (NO_SPACE: there was no room for the
-            journal); the guardian is told, and begins anew from the stored state.
+            journal); the guardian is told, and begins anew from the stored state. Not so where
+            there is no room to read it at present (NO_SPACE, too).
     """
     file = JournalFile(ward.run_dir)
     try:
@@ -45,6 +46,8 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
         elif state.topology is not None and journal.standing is not None:
             topology, notes = journal.standing.topology(state.topology), journal.standing.notes
     except (LookupError, TypeError, ValueError, BlockFlowError) as e:
+        if isinstance(e, SystemError_) and e.code == "NO_SPACE":
+            raise
         ward.line.anew(str(e))
         code = "NO_SPACE" if file.given_up else "INTERNAL"
         raise SystemError_(code, f"what runs cannot be taken over: {e}") from e

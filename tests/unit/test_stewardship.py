@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
+from unittest.mock import MagicMock
 
 import pytest
 from control_rig import World, echo_repository
 
-from blockflow.control import stewardship
+from blockflow.control import manager, stewardship
 from blockflow.control.adoption import Adoption, plan_adoption
 from blockflow.control.journal import NAME, Journal, JournalFile
+from blockflow.control.manager import Manager
+from blockflow.control.roomy import RoomyFile
 from blockflow.control.settings import ControlSettings
 from blockflow.control.stewardship import Biography, inherit
 from blockflow.control.store import StateStore
@@ -165,6 +169,65 @@ def test_what_cannot_be_taken_over_is_told_to_the_guardian(tmp_path: Path, lost:
             found = inherit(settings, store, cast(Ward, ward))
             assert told == [] and found.topology is not None
             assert found.topology.digests() == DIGESTS
+
+
+@pytest.mark.parametrize("lacks", ["journal", "block"])
+def test_what_cannot_be_read_for_want_of_room_is_left_to_the_next_successor(
+    tmp_path: Path, lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who serves would be ended, for descriptors that may be there in a second."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def refuse_block(*_: object) -> NoReturn:
+        raise SystemError_("NO_SPACE", "cannot be opened: Too many open files")
+
+    JournalFile(tmp_path).write(json.dumps(asdict(in_force(LBCI))))
+    if lacks == "journal":
+        monkeypatch.setattr(RoomyFile, "read", refuse)
+    else:
+        monkeypatch.setattr(stewardship, "parse_topology", refuse_block)
+    settings = ControlSettings(repository=tmp_path / "blocks", state_dir=tmp_path / "state")
+    told: list[str] = []
+    ward = SimpleNamespace(run_dir=tmp_path, line=SimpleNamespace(anew=told.append))
+    with StateStore(settings.state_dir) as store:
+        store.commit(2, BODY, BODY, DIGESTS)
+        with pytest.raises(SystemError_) as e:
+            inherit(settings, store, cast(Ward, ward))
+    assert e.value.code == "NO_SPACE" and told == []
+
+
+class Ended(BaseException):
+    """Of the process, by os._exit."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (OSError(errno.ENFILE, "Too many open files in system"), [("failing", "NO_SPACE")]),
+        (KeyError("a#0"), [("anew", "taking over failed: KeyError: 'a#0'")]),
+    ],
+)
+def test_a_takeover_that_finds_no_room_is_left_to_the_next_successor(
+    cause: Exception, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(_status: int) -> NoReturn:
+        raise Ended
+
+    def fails(*_: object) -> NoReturn:
+        raise cause
+
+    told: list[tuple[str, str]] = []
+    line = SimpleNamespace(
+        failing=lambda error: told.append(("failing", error.code)),
+        anew=lambda why: told.append(("anew", why)),
+    )
+    monkeypatch.setattr(manager.os, "_exit", ends)
+    monkeypatch.setattr(manager, "Succession", fails)
+    with pytest.raises(Ended):
+        Manager._succeed(MagicMock(), MagicMock(), cast(Ward, SimpleNamespace(line=line)))
+    assert told == said
 
 
 def test_what_status_tells_of_the_managers(monkeypatch: pytest.MonkeyPatch) -> None:
