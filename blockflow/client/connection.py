@@ -158,7 +158,7 @@ class Connection:
             else:
                 future.set_result(answers[tasks] if isinstance(tasks, str) else answers)
 
-        self._io.post(call, rid, Owner(end, future.lock))
+        self._io.post(call, rid, Owner(end, future.is_free))
         return future
 
     def tasks(self, timeout_s: float) -> Future[dict[str, TaskRoute]]:
@@ -246,7 +246,7 @@ class Connection:
             elif isinstance(outcome, Failed):
                 future.set_exception(outcome.error)
 
-        self._io.post(call, rid, Owner(end, future.lock))
+        self._io.post(call, rid, Owner(end, future.is_free))
         return future
 
     def _new_pending(self, request_id: bytes) -> PendingRequest[Any]:

@@ -2,8 +2,9 @@
 
 An exception that a signal's handler raises (Ctrl-C, the time limit of a job queue) may leave the
 lock of a future taken for ever: on a ``with``'s way in or out, or amid those of all the requests
-that ``concurrent.futures.wait`` looks at. Whoever took it can still wait for the answer, and gives
-the lock up in doing so. All others are to be served on.
+that ``concurrent.futures.wait`` looks at; and that of the event which this waits in. Whoever took a
+future's can still wait for the answer, and gives the lock up in doing so. All others are to be
+served on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockflow.client.outcome import Outcome
-from blockflow.client.thread import SharedLock
 
 log = logging.getLogger("blockflow.client")
 
@@ -27,10 +27,11 @@ _FIRST_NS, _LONGEST_NS = 5_000_000, 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Of a request: ``tell`` gets its outcome, exactly once, and takes ``lock`` in passing."""
+    """Of a request: ``tell`` gets its outcome, exactly once, and takes locks in passing. Whether
+    nobody holds one of them, ``is_free`` says, be it after so many seconds."""
 
     tell: Callable[[Outcome], None]
-    lock: SharedLock
+    is_free: Callable[[float], bool]
 
 
 class Ends:
@@ -62,7 +63,7 @@ class Ends:
 
     def tell_to(self, owner: Owner, outcome: Outcome) -> None:
         """Tell this one, as soon as its lock is free."""
-        if owner.lock.gets_free(0.0 if self._late else _PATIENCE_S):
+        if owner.is_free(0.0 if self._late else _PATIENCE_S):
             _tell(owner, outcome)
         else:
             self._late.append((owner, outcome))
@@ -80,7 +81,7 @@ class Ends:
         count = len(self._late)
         for _ in range(count):
             owner, outcome = self._late.popleft()
-            if owner.lock.gets_free(0.0):
+            if owner.is_free(0.0):
                 _tell(owner, outcome)
             else:
                 self._late.append((owner, outcome))

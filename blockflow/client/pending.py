@@ -58,6 +58,12 @@ class PendingRequest(Future[T]):
             "pass on its result() instead"
         )
 
+    def is_free(self, patience_s: float) -> bool:
+        """Whether nobody holds its lock, nor that of an event in which somebody waits for several
+        requests at once, be it after a while."""
+        locks = [getattr(waiter.event, "_cond", None) for waiter in self._waiters]
+        return self.lock.gets_free(patience_s) and all(_is_free(k, patience_s) for k in locks if k)
+
     def cancel(self) -> bool:
         """Ask for the end of the request; False when it has ended already.
 
@@ -113,6 +119,13 @@ class PendingRequest(Future[T]):
             return super().exception()
         with self._waiting():
             return super().exception(timeout)
+
+
+def _is_free(lock: Any, patience_s: float) -> bool:
+    free: bool = lock.acquire(timeout=patience_s)
+    if free:
+        lock.release()
+    return free
 
 
 def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None], _: object) -> None:

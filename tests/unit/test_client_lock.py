@@ -143,7 +143,7 @@ def test_one_that_never_gets_free_holds_up_nobody_else() -> None:
         return due
 
     with left, taken:
-        now = due = aside(ends.tell_to, Owner(told.append, left), outcome)
+        now = due = aside(ends.tell_to, Owner(told.append, left.gets_free), outcome)
         for _ in range(20):
             now, due = due, aside(ends.retry, due)
-        assert aside(ends.tell_to, Owner(told.append, taken), outcome) <= now < due
+        assert aside(ends.tell_to, Owner(told.append, taken.gets_free), outcome) <= now < due
