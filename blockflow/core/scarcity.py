@@ -7,6 +7,8 @@ reason is not. Frameworks say it in exceptions of many types, and some in the te
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
 
@@ -57,6 +59,17 @@ _UNANSWERED = frozenset(
 def is_away(error: BlockFlowError) -> bool:
     """Whether ``error`` says that what starts need is away. It may come back, as room may."""
     return error.details.get(AWAY) is True
+
+
+@contextmanager
+def passed_over() -> Iterator[None]:
+    """Go on without a block that cannot be read, unless the repository is away: then nobody knows
+    what there is."""
+    try:
+        yield
+    except RepositoryError as e:
+        if is_away(e):
+            raise
 
 
 def is_scarcity(error: BaseException) -> bool:

@@ -100,7 +100,11 @@ def kept_file(version: str) -> str:
 
 def kept_versions(folder: int) -> list[str]:
     """Labels of all versions that are kept beside the current one, in order."""
-    return sorted(m[1] for m in map(_KEPT.fullmatch, os.listdir(folder)) if m)
+    try:
+        entries = os.listdir(folder)
+    except OSError as e:
+        raise unopened(e, Path(os.readlink(f"/proc/self/fd/{folder}"))) or e from None
+    return sorted(m[1] for m in map(_KEPT.fullmatch, entries) if m)
 
 
 def digest_of(fd: int) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from blockflow.core.errors import ExportError, RepositoryError
 from blockflow.core.guess import Guesses
 from blockflow.core.model import BlockInfo, Variant
-from blockflow.core.scarcity import AWAY
+from blockflow.core.scarcity import AWAY, passed_over
 from blockflow.repository.folder import (
     OPEN_FOLDER,
     OPEN_ROOT,
@@ -319,7 +319,7 @@ class BlockRepository:
         if digest is None or chosen.digest_of(variant) == digest:
             return file, chosen
         for other in (MANIFEST_NAME, *map(kept_file, kept_versions(folder))):
-            with suppress(RepositoryError):  # a broken or vanished version is not the one
+            with passed_over():  # a broken or vanished version is not the one
                 found = self._read_manifest(folder, name, other)
                 if found.digest_of(variant) == digest:
                     return other, found

@@ -107,6 +107,26 @@ def test_what_does_not_answer_is_away_and_not_missing_or_broken(
     assert os.strerror(number) in e.value.message and e.value.where.endswith(name)
 
 
+@pytest.mark.parametrize("what", ["manifest@1.json", "the folder's list"])
+def test_a_version_before_that_does_not_answer_is_away_and_not_replaced(
+    repo: BlockRepository, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A worker of it, whose successor is to be launched just then, would be given up for good."""
+    opened, pinned = os.open, repo.manifest("echo1").sha256
+    save_echo(repo, "echo1", TensorSpec("float32", ("rows", 7)), version="2")
+    assert repo.manifest("echo1", digest=pinned).version == "1"
+
+    def fails(path: Any, *args: Any, **more: Any) -> Any:
+        if path == what or not args:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "open" if what.startswith("manifest") else "listdir", fails)
+    with pytest.raises(RepositoryError) as e:
+        repo.manifest("echo1", digest=pinned)
+    assert is_away(e.value) and "echo1" in e.value.where
+
+
 def test_an_artifact_that_cannot_be_read_to_its_end_is_away(
     repo: BlockRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
