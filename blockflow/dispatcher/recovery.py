@@ -162,3 +162,14 @@ def begun_once(entry: Entry, end: int, not_begun: Collection[int]) -> str:
             if node in plan.once and node not in not_begun:
                 return plan.blocks[node]
     return ""
+
+
+def begun_before(entry: Entry, plan: Plan) -> str:
+    """A block on ``plan`` that must not run twice and may have begun for a task that has ended in
+    an earlier attempt: an update has led the way of another one there. '' = none."""
+    for node in sorted(plan.once):
+        for task in entry.kept.values():
+            way = task.plan.lineage.get(task.node, ())
+            if any(n in task.plan.once and task.plan.blocks[n] == plan.blocks[node] for n in way):
+                return plan.blocks[node]
+    return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.dispatcher.entry import EDGE, QUARANTINE, Entry
 from blockflow.dispatcher.plan import Plan, Planner
-from blockflow.dispatcher.recovery import may_have_run
+from blockflow.dispatcher.recovery import begun_before, may_have_run, not_again
 
 
 class WaitingRoom:
@@ -128,6 +128,9 @@ class WaitingRoom:
         refusal = may_have_run(entry.request_id, plan) if entry.again else None
         if refusal is not None:  # its outline did not say what its blocks are like
             return refusal
+        begun = begun_before(entry, plan)
+        if begun:
+            return not_again(_changed(entry, "an update changed the way of its tasks"), begun)
         if entry.deaths and self._contested(plan):
             entry.waits_for = QUARANTINE
             return None

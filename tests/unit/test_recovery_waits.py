@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery_rig import SECOND, World, codes, done
+from recovery_rig import PATHS, SECOND, World, codes, done
 
 from blockflow.core.errors import RequestError
 from blockflow.dispatcher.entry import QUARANTINE, Entry, ReleaseInput, SendAgain
@@ -85,3 +85,15 @@ def test_a_suspect_whose_client_is_gone_makes_room_for_the_next() -> None:
     first, second = two_suspects(w)
     w.table.attach(b"other", first)
     assert w.table.client_gone(b"other") == [ReleaseInput(first), SendAgain(second)]
+
+
+def test_an_update_leads_no_rerun_through_a_block_that_may_have_run_for_another_task() -> None:
+    w = World(once=["head_b"], trunk=[TRUNK], head_a=[HEAD_A], head_b=[HEAD_B])
+    entry = w.admit("a", "b")
+    w.die(TRUNK)  # "b" may have begun in head_b and ends; "a" waits for a trunk
+    assert w.publish(epoch=2, trunk=[5], head_b=[HEAD_B], paths={**PATHS, "a": PATHS["b"]}) == done(
+        entry
+    )
+    assert codes(entry) == ["WORKER_LOST", "WORKER_LOST"]
+    (a, _) = entry.results()
+    assert "block 'head_b' must not run twice" in str(a.outcome)
