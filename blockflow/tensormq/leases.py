@@ -19,7 +19,10 @@ from enum import StrEnum
 from blockflow.core import limits
 from blockflow.tensormq.extents import Extents
 
-MAX_GENERATION = 2**32 - 1
+_WORD = 2**32 - 1
+MAX_GENERATION = _WORD - 1
+"""The mark of one more, once opened, would be 0: what every lane shows before anybody opens it."""
+
 NEVER_NS = 2**63 - 1
 
 REVOKE_NS = 1_000_000_000
@@ -29,7 +32,7 @@ REVOKE_NS = 1_000_000_000
 def opened_mark(generation: int) -> int:
     """What a consumer writes into its lane when it opens that generation, 0..2**32-1. When it
     releases it, it writes the generation itself."""
-    return generation ^ MAX_GENERATION
+    return generation ^ _WORD
 
 
 class SlotState(StrEnum):
@@ -59,7 +62,7 @@ class Lease:
         slot: its index.
         offset: first byte of its extent in the arena.
         size: bytes of the extent.
-        generation: of the last publication, 1..2**32-1; 0 before the first.
+        generation: of the last publication, 1..MAX_GENERATION; 0 before the first.
         lanes: lane -> incarnation of the consumer that has yet to release it.
         used_lanes: lanes given out under this generation; they are not reused before the next one.
         holds: how often it is held.
