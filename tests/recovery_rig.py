@@ -96,7 +96,12 @@ class World:
         unsent: Iterable[Entry] = (),
     ) -> list[Any]:
         records = [e.ticket + bytes([e.attempt, hop]) for e in at_work]
-        death = Death.of(incarnation, records, {e.ticket for e in unsent})
+        return self.gone(incarnation, records, now_ns, {e.ticket for e in unsent})
+
+    def gone(
+        self, incarnation: int, records: list[bytes], now_ns: int = 0, unsent: Iterable[bytes] = ()
+    ) -> list[Any]:
+        death = Death.of(incarnation, records, set(unsent))
         return self.rest(self.table.peer_gone(death, now_ns))
 
     def answer(self, entry: Entry, end: int = -1) -> list[Any]:
