@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -23,6 +22,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.row_costs import RowCosts
 from blockflow.batching.shares import TaskShare
 from blockflow.core.errors import Problem
+from blockflow.core.records import record
 
 ELSEWHERE: Final = -1
 """No query has this key."""
@@ -66,7 +66,7 @@ rows_of: Callable[[Query], int] = itemgetter(Query._fields.index("rows"))
 """For the queries of a batch, which are many: cheaper than a look-up by name for each."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Run:
     """Run these waiting queries through ``stage`` as one batch, in this order.
 
@@ -80,7 +80,7 @@ class Run:
     pad_to: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WaitUntil:
     """Nothing to run yet: ask again at ``at_ns``, or when something happens before."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockflow.core.errors import WireError
 from blockflow.core.model import DTYPE_BYTES, tensor_bytes
+from blockflow.core.records import record
 from blockflow.tensormq.leases import NEVER_NS
 from blockflow.tensormq.views import as_torch
 from blockflow.wire.tensor import TensorDesc
@@ -30,7 +31,7 @@ overhead, not compute."""
 B = TypeVar("B", bound="OutBuffer")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Payload:
     """What a message needs: the descriptor for its header, the frame to append (None = none)."""
 

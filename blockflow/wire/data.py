@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, from_dict
+from blockflow.core.records import record
 from blockflow.core.routing import PathTree
 from blockflow.wire.codec import (
     check_depth,
@@ -40,6 +41,8 @@ _WHAT = "data message"
 _HOP = struct.Struct("<B4Q")
 HOP_BYTES = _HOP.size
 """A hop's times on the wire: node and four durations."""
+pack_timing = _HOP.pack
+"""The fields of one :class:`HopTiming`, as :func:`pack_timings` packs those of several."""
 _SENT = struct.Struct("<Q")
 _LEFT = struct.Struct("<I")
 _WITHDRAWN = struct.Struct(f"{REQUEST_ID_BYTES}sB")
@@ -60,7 +63,7 @@ class HopTiming(NamedTuple):
     compute: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Item:
     """One request's share of a message.
 
@@ -100,7 +103,7 @@ class Item:
 
 def pack_timings(hops: Iterable[HopTiming]) -> bytes:
     """Inverse of :attr:`Item.hops`."""
-    return b"".join([_HOP.pack(*h) for h in hops])
+    return b"".join([pack_timing(*h) for h in hops])
 
 
 def _item_to_wire(item: Item, hop: int) -> list[Any]:
@@ -117,7 +120,7 @@ def _item_to_wire(item: Item, hop: int) -> list[Any]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Data:
     """A tensor and the requests whose rows it holds.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import WireError
 from blockflow.core.model import DTYPE_BYTES
+from blockflow.core.records import record
 from blockflow.wire.codec import is_int, malformed
 
 DTYPES: tuple[str, ...] = (
@@ -30,7 +30,7 @@ _U64 = 2**64 - 1
 _U32 = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Handle:
     """Names a tensor in an arena: ~25 bytes on the wire whatever the tensor's size.
 
@@ -49,7 +49,7 @@ class Handle:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorDesc:
     """dtype, dims, and where the elements are: ``handle`` or, when None, the next message frame.
 
