@@ -40,8 +40,7 @@ class NonePolicy(Policy):
         self._room = WaitingRoom(self.shares, _group_of, self.costs_of_rows)
         # Where nobody else waits there is no order to keep, and no books that a request must pay.
         self._lone: Query | None = None
-        # (arrival, key) by stage and, where turns are taken, by task; keys that are gone, or have
-        # gone on, are skipped
+        # (arrival, key) by stage and, where turns are taken, by task; who is gone is skipped
         self._order: dict[int, dict[int, list[tuple[int, int]]]] = {s: {} for s in self.stages}
         self._under_way: dict[int, Query] = {}
         self._meetings = Meetings(self.shares)
@@ -52,7 +51,7 @@ class NonePolicy(Policy):
 
     def arrive(self, query: Query, now: int) -> None:
         if query.first or query.origin == ELSEWHERE:  # its turn elsewhere is none here
-            if self._lone is None and not len(self._room):
+            if self._lone is None and not self._room.groups:
                 self._lone = query
                 return
             if self._lone is not None:
@@ -94,31 +93,32 @@ class NonePolicy(Policy):
                 return before
             self._meetings.served((oldest,))
         del self._under_way[oldest.key]
+        lines = self._order[oldest.stage]
+        for task, line in lines.items():
+            if line[0][1] == oldest.key:
+                heapq.heappop(line)
+                if not line:
+                    del lines[task]
+                break
         return Run(oldest.stage, (oldest.key,))
 
     def _head(self, stage: int, lines: dict[int, list[tuple[int, int]]]) -> Query | None:
         """Whose turn it is among those under way who wait at ``stage``: of each task the oldest
         comes first."""
-        heads, empty = [], []
-        for task, line in lines.items():
-            query = self._first(stage, line)
-            if query is None:
-                empty.append(task)
+        heads = []
+        for task in tuple(lines):
+            line = lines[task]
+            while line:
+                query = self._under_way.get(line[0][1])
+                if query is not None and query.stage == stage:
+                    heads.append(query)
+                    break
+                heapq.heappop(line)
             else:
-                heads.append(query)
-        for task in empty:
-            del lines[task]
+                del lines[task]
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=age if self.lanes == 1 else self._meetings.rank)
-
-    def _first(self, stage: int, line: list[tuple[int, int]]) -> Query | None:
-        while line:
-            query = self._under_way.get(line[0][1])
-            if query is not None and query.stage == stage:
-                return query
-            heapq.heappop(line)
-        return None
 
     def _beginning(self, stage: int, other: Query) -> Run | None:
         """The newcomer at ``stage`` whose turn is before that of ``other``, who is under way."""

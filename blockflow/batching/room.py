@@ -84,7 +84,7 @@ class WaitingRoom:
         return iter(self._queries.values())
 
     @property
-    def groups(self) -> Iterable[Group]:
+    def groups(self) -> Collection[Group]:
         """Groups in which something waits."""
         return self._groups
 

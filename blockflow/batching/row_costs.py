@@ -42,7 +42,8 @@ class RowCosts:
         """A batch of so many rows took so long."""
         if len(self._later) < 2 or ns <= 0:
             return
-        self._found.clear()
+        if self._found:
+            self._found.clear()
         each, known = ns / rows, self._ns
         before = known.get(stage, each)
         now = known[stage] = before + _NEW * (each - before)

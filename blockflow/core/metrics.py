@@ -6,6 +6,7 @@ REST, files and Prometheus.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ class Histogram:
     __slots__ = ("count", "counts", "maximum", "total")
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        self.counts: defaultdict[int, int] = defaultdict(int)
         self.count = 0
         self.total = 0
         self.maximum = 0
@@ -45,12 +46,13 @@ class Histogram:
         return lo, lo + (1 << shift)
 
     def record(self, value: int) -> None:
-        value = max(0, value)
-        i = self.bucket(value)
-        self.counts[i] = self.counts.get(i, 0) + 1
+        if value < 0:
+            value = 0
+        self.counts[self.bucket(value)] += 1
         self.count += 1
         self.total += value
-        self.maximum = max(self.maximum, value)
+        if value > self.maximum:
+            self.maximum = value
 
     def copy(self) -> Histogram:
         """As it is now; far cheaper than to look at it, which can then be done elsewhere."""
@@ -104,9 +106,12 @@ class RateMeter:
 
     def add(self, n: int, now_ns: int) -> None:
         i = now_ns // self._width_ns
-        self._buckets[i] = self._buckets.get(i, 0) + n
-        if len(self._buckets) > 2 * self._window:
-            self._prune(i)
+        try:
+            self._buckets[i] += n
+        except KeyError:
+            self._buckets[i] = n
+            if len(self._buckets) > 2 * self._window:
+                self._prune(i)
 
     def rate(self, now_ns: int) -> float:
         """Over the whole window, also where nothing came for a part of it."""

@@ -41,12 +41,14 @@ class PathTree:
     """The path of a request: a chain for one task, a tree for several tasks on one input.
 
     Nodes stand in topological order (a parent before its children); node 0 is the root. ``wire`` is
-    the tree packed for a header. Trees are read far more often than made: what every tensor's way
-    asks of them is worked out once.
+    the tree packed for a header. ``targets`` says of each node where its output goes: stage and
+    node, the Dispatcher with the node itself. Trees are read far more often than made: what every
+    tensor's way asks of them is worked out once.
     """
 
     nodes: tuple[PathNode, ...]
     wire: bytes = field(init=False, repr=False, compare=False)
+    targets: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, repr=False, compare=False)
     _children: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,11 @@ class PathTree:
         for i, node in enumerate(self.nodes[1:], start=1):
             below[node.parent].append(i)
         object.__setattr__(self, "_children", tuple(map(tuple, below)))
+        targets = [[(self.nodes[child].stage, child) for child in children] for children in below]
+        for i, node in enumerate(self.nodes):
+            if node.terminal:
+                targets[i].append((DISPATCHER_STAGE, i))
+        object.__setattr__(self, "targets", tuple(map(tuple, targets)))
         object.__setattr__(self, "wire", b"".join([_NODE.pack(*_packable(n)) for n in self.nodes]))
 
     def children(self, index: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ HEADER_WORDS = 8
 LANE_WORDS = 4
 """u64: start in ns of the monotonic clock (0 = idle), stage, number of requests, 0."""
 
-RECORD_BYTES = REQUEST_ID_BYTES + 2
+_RECORD = struct.Struct(f"{REQUEST_ID_BYTES}s2B")
+RECORD_BYTES = _RECORD.size
 MAX_RECORDS = 1024
 """Requests of one batch that are named; of a larger one, the first."""
 WAITS_NS = 2 * MAX_DEADLINE_MS * 1_000_000
@@ -49,7 +51,7 @@ def work_path(run_dir: Path, incarnation: int) -> Path:
 
 def record(item: Item) -> bytes:
     """One request at one node: id, attempt, hop."""
-    return item.request_id + bytes((item.attempt, item.hop))
+    return _RECORD.pack(item.request_id, item.attempt, item.hop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,12 @@ class AtWork:
         word = at // 8
         words = self._words
         words[word] = 0
-        named = items if len(items) <= self._records else items[: self._records]
-        packed = b"".join([record(i) for i in named])
-        start = at + LANE_WORDS * 8
-        self._mapping[start : start + len(packed)] = packed
+        count, start = len(items), at + LANE_WORDS * 8
+        for item in items if count <= self._records else items[: self._records]:
+            _RECORD.pack_into(self._mapping, start, item.request_id, item.attempt, item.hop)
+            start += RECORD_BYTES
         words[word + 1] = stage
-        words[word + 2] = len(items)
+        words[word + 2] = count
         words[word] = time.monotonic_ns() + later_ns
 
     def renew(self, lane: int) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from math import prod
 from threading import Lock
-from weakref import finalize
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -37,27 +37,31 @@ class BufferPool:
     def __init__(self) -> None:
         self._lock = Lock()
         self._free: list[mmap.mmap] = []  # by size
+        self._lent: dict[int, tuple[ref[memoryview], mmap.mmap]] = {}  # by id of the reference
         # Letting go may happen anywhere, in the collector too, while this thread holds the lock.
-        self._back: deque[mmap.mmap] = deque()
+        self._back: deque[ref[memoryview]] = deque()
 
     def take(self, dims: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """A contiguous tensor of any content; None if the heap may as well give it."""
-        nbytes = prod(dims) * dtype.itemsize
+        count = prod(dims)
+        nbytes = count * dtype.itemsize
         if nbytes < LEAST:
             return None
         with self._lock:
             buffer = self._buffer(nbytes)
-        if buffer is None:
-            return None
-        # The tensor's storage holds the view, and lives as long as any tensor on it.
-        view = memoryview(buffer)[:nbytes]
-        finalize(view, self._back.append, buffer).atexit = False
-        return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(*dims)
+            if buffer is None:
+                return None
+            # The tensor's storage holds the view, and lives as long as any tensor on it.
+            view = memoryview(buffer)
+            lent = ref(view, self._back.append)
+            self._lent[id(lent)] = lent, buffer
+        return torch.frombuffer(view, dtype=dtype, count=count).view(dims)
 
     def _buffer(self, nbytes: int) -> mmap.mmap | None:
         """The smallest free one that is large enough, or another in the largest one's stead."""
         while self._back:
-            insort(self._free, self._back.popleft(), key=len)
+            _, buffer = self._lent.pop(id(self._back.popleft()))
+            insort(self._free, buffer, key=len)
         at = bisect_left(self._free, nbytes, key=len)
         if at < len(self._free):
             return self._free.pop(at)

@@ -23,7 +23,6 @@ class InputCopies:
 
     def add(self, copies: int, nbytes: int) -> None:
         """``copies`` of a tensor of ``nbytes`` each."""
-        if copies:
-            with self._lock:
-                self.copies += copies
-                self.nbytes += copies * nbytes
+        with self._lock:
+            self.copies += copies
+            self.nbytes += copies * nbytes

@@ -10,12 +10,13 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, make_error
+from blockflow.core.records import record
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
 from blockflow.tensormq.channel import OutBuffer, Payload, Producer
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.wire.data import Data, Draft, Failure, Item, encode_data, encode_failure
 from blockflow.wire.tensor import TensorDesc
-from blockflow.worker.parting import Part, item_bytes, next_item, plan_parts, targets, timing
+from blockflow.worker.parting import Part, item_bytes, next_item, plan_parts, spent
 from blockflow.worker.readers import Readers
 from blockflow.worker.ticket import Batch, Ticket
 
@@ -25,7 +26,7 @@ _FAILURE_ROOM = limits.MAX_HEADER_BYTES - 2200
 _NO_MEMORY = SystemError_("NO_SPACE", "no memory to copy the output to", hint="try again later")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Tag:
     """What to answer for when a message never leaves.
 
@@ -85,13 +86,13 @@ class Delivery:
         self._readers = Readers(shm)
         self.own_copy = own_copy
         self._gone: set[int] = set()
-        self.routes = RouteTable(0, 0)
+        self._work_by(RouteTable(0, 0))
         self.undeliverable = 0
 
     def set_routes(self, table: RouteTable) -> None:
         """Work by ``table`` from now on; sockets that it has no use for are closed."""
         self._gone &= {r.incarnation for r in table.stages.values()}
-        table = self.routes = table.without(self._gone)
+        self._work_by(table := table.without(self._gone))
         devices = {r.incarnation: r.device for r in table.stages.values()}
         for producer in (self._shm, self._inline):
             if producer is not None:
@@ -110,41 +111,44 @@ class Delivery:
                 producer.peer_gone(incarnation)
         dead = [r.endpoint for r in self.routes.stages.values() if r.incarnation == incarnation]
         self._gone.add(incarnation)
-        self.routes = self.routes.without(self._gone)
+        self._work_by(self.routes.without(self._gone))
         for endpoint in dead:
             self._unsent(self._push.drop(endpoint))
 
+    def _work_by(self, table: RouteTable) -> None:
+        self.routes = table
+        routes = table.stages.items()
+        self._by_handle = {s for s, r in routes if self._handles and r.mode == "tensormq"}
+        self._once = {s for s, r in routes if not r.replayable}
+
     def producer_for(self, batch: Batch) -> Producer | None:
-        """Where the batch's output must lie; None when it does not leave this worker."""
+        """Where the batch's output must lie; None when it does not leave this worker. The batch has
+        its ``plan`` from now on."""
+        parts, _ = batch.plan = plan_parts(batch, self._local)
         found: Producer | None = None
-        for ticket in batch.tickets:
-            for stage, _ in targets(ticket.item):
-                if stage not in self._local:
-                    if self._by_handle(stage):
-                        return self._shm
-                    found = self._inline
+        for part in parts:
+            if part.stage in self._by_handle:
+                return self._shm
+            found = self._inline
         return found
+
+    def _plan(self, batch: Batch) -> tuple[list[Part], list[tuple[Ticket, int, int]]]:
+        """Of a batch that may have failed in part."""
+        whole = None if batch.errors else batch.plan
+        return plan_parts(batch, self._local) if whole is None else whole
 
     def consumers_of(self, batch: Batch) -> set[int]:
         """Incarnations that the batch's output goes to by handle."""
-        routes = self.routes.stages
-        return {
-            routes[stage].incarnation
-            for ticket in batch.tickets
-            for stage, _ in targets(ticket.item)
-            if stage not in self._local and self._by_handle(stage)
-        }
+        routes, (parts, _) = self.routes.stages, self._plan(batch)
+        return {routes[p.stage].incarnation for p in parts if p.stage in self._by_handle}
 
     def stays(self, batch: Batch) -> bool:
         """Whether some of the batch's output goes on within this worker."""
-        return any(
-            stage in self._local for ticket in batch.tickets for stage, _ in targets(ticket.item)
-        )
+        return bool(self._plan(batch)[1])
 
     def replayable(self, stage: int) -> bool:
         """Whether this stage may run a second time on the same request."""
-        route = self.routes.stages.get(stage)
-        return route is None or route.replayable
+        return stage not in self._once
 
     def prepare(self, batch: Batch, producer: Producer) -> None:
         """Make the messages of a batch that is about to be computed, if all of them are handles.
@@ -155,13 +159,13 @@ class Delivery:
         out = batch.out
         if out is None or producer is not self._shm:
             return
-        parts, stays = plan_parts(batch, self._local)
+        parts, stays = self._plan(batch)
         routes = self.routes
         ways: list[tuple[Part, StageRoute]] = []
         for part in parts:
-            route = routes.stages.get(part.stage)
-            if route is None or not self._by_handle(part.stage):
+            if part.stage not in self._by_handle:
                 return
+            route = routes.stages[part.stage]
             if not producer.reaches(out, route.incarnation):
                 return
             ways.append((part, route))
@@ -206,7 +210,7 @@ class Delivery:
         self, batch: Batch, producer: Producer | None, held: bool = False
     ) -> list[tuple[Ticket, int, int]]:
         """Send what was not prepared, or not for this outcome (then the buffer is ``held``)."""
-        parts, stays = plan_parts(batch, self._local)
+        parts, stays = self._plan(batch)
         out = batch.out
         if out is None or producer is None:
             return stays
@@ -222,7 +226,7 @@ class Delivery:
             slots = [
                 s
                 for s in sendable
-                if self._by_handle(s[0].stage) and producer.reaches(out, s[1].incarnation)
+                if s[0].stage in self._by_handle and producer.reaches(out, s[1].incarnation)
             ]
             slots = slots[: producer.max_consumers]
             self._readers.meet(slots)
@@ -284,10 +288,6 @@ class Delivery:
         self._lost(len(self._push.close()), "terminated")
 
     # --- sending ---------------------------------------------------------------------------------
-
-    def _by_handle(self, stage: int) -> bool:
-        route = self.routes.stages.get(stage)
-        return self._handles and route is not None and route.mode == "tensormq"
 
     def _copies(
         self, sends: Sequence[tuple[Part, StageRoute]], out: OutBuffer, batch: Batch
@@ -355,8 +355,9 @@ class Delivery:
         left: list[int] = []
         hops: list[int] = []
         for ticket, _ in part.members:
-            left.append(max(0, ticket.deadline_ns - sent_ns) // 1_000_000)
-            hops += timing(ticket, batch, sent_ns)
+            ns = ticket.deadline_ns - sent_ns
+            left.append(ns // 1_000_000 if ns > 0 else 0)
+            hops += (ticket.item.hop, ticket.transit_ns, *spent(ticket, batch, sent_ns))
         header = draft.finish(sent_ns, left, hops)
         tag = _Tag(part.members, batch, lambda: producer.revoke(payload))
         if not self._push.send(route.endpoint, (header,), tag=tag):

@@ -87,7 +87,7 @@ class Executor:
     @property
     def full(self) -> bool:
         """The inbox takes no more: leave what comes in the socket."""
-        return self._scheduler.queued_rows() >= INBOX_ROWS
+        return self._scheduler.all_rows >= INBOX_ROWS
 
     def next_wake_ns(self) -> int | None:
         """When :meth:`step` has something to do even if nothing happens; None = never."""
@@ -110,11 +110,15 @@ class Executor:
 
     def next_overdue_ns(self) -> int | None:
         """When :meth:`give_up_overdue` has something to do; None = never."""
-        times = [b.overdue_ns for b in self._under_way() if b.overdue_ns is not None]
-        return min(times, default=None)
+        soonest: int | None = None
+        for batch in self._under_way() if self._landing else self._running:
+            at = batch.overdue_ns
+            if at is not None and (soonest is None or at < soonest):
+                soonest = at
+        return soonest
 
     def _under_way(self) -> Iterable[Batch]:
-        return (*self._running, *self._landing) if self._landing else self._running
+        return *self._running, *self._landing
 
     def receive(self, header: bytes, frame: Any | None, now: int) -> None:
         """One message from the data socket, received at ``now``."""
@@ -164,13 +168,12 @@ class Executor:
             if out is not None and producer is not None:
                 stage.meter.bytes_out += out.nbytes
             stage.meter.copies_out += batch.copies
-        for ticket in batch.tickets:
-            error = batch.errors.get(ticket.key)
-            if error is not None:
-                self._delivery.fail([ticket.item], error)
+        for ticket in batch.tickets if batch.errors else ():
+            if ticket.key in batch.errors:
+                self._delivery.fail([ticket.item], batch.errors[ticket.key])
         if stays:
             self._hand_over(stays, batch, producer, now)
-        if not batch.probe:
+        if self._failpoints.armed and not batch.probe:
             self._failpoints.hit("after_output", stage.name)
 
     def expire(self, now: int) -> None:
@@ -189,7 +192,7 @@ class Executor:
         if len(self._running) >= self.lanes:
             return None
         if self._stalled is not None:
-            started = self._start(self._stalled, now)
+            started = self._start_late(self._stalled, now)
             if started is not None or self._stalled is not None:
                 return started
         self._wait_until_ns = None
@@ -253,7 +256,7 @@ class Executor:
         batch = self._stalled
         if batch is not None:
             gone += [t for t in batch.tickets if t.item in given_up]
-            batch.tickets = tuple([t for t in batch.tickets if t.item not in given_up])
+            batch.keep(tuple([t for t in batch.tickets if t.item not in given_up]))
             if not batch.tickets:
                 self._stalled = None
                 self._scheduler.done(batch, now)
@@ -266,32 +269,38 @@ class Executor:
         self.withdrawn += 1
 
     def _queue(self, ticket: Ticket) -> None:
-        if self._given_up and ticket.item in self._given_up:
+        if self._given_up.known and ticket.item in self._given_up:
             self._drop(ticket)
             return
-        meter = self._stages[ticket.stage].meter
-        ticket.ready_ns = time.monotonic_ns()
+        now = ticket.ready_ns = time.monotonic_ns()
         if not ticket.probe:
-            meter.arrived.add(ticket.rows, ticket.ready_ns)
-        self._scheduler.arrive(ticket, ticket.ready_ns)
+            self._stages[ticket.stage].meter.arrived.add(ticket.item.rows, now)
+        self._scheduler.arrive(ticket, now)
 
-    def _start(self, batch: Batch, now: int) -> Batch | None:
-        """Reserve the output and make ready what can be; None: no slot is free, or all failed."""
-        self._stalled = None
+    def _start_late(self, batch: Batch, now: int) -> Batch | None:
+        """:meth:`_start` what has waited for a slot, but for those who have waited too long."""
         late = [t for t in batch.tickets if t.deadline_ns <= now]
         if late:
             for ticket in late:
                 self._expired(ticket)
-            batch.tickets = tuple(t for t in batch.tickets if t not in late)
+            batch.keep(tuple(t for t in batch.tickets if t not in late))
             if not batch.tickets:
+                self._stalled = None
                 self._scheduler.done(batch, now)
                 return None
+        return self._start(batch, now)
+
+    def _start(self, batch: Batch, now: int) -> Batch | None:
+        """Reserve the output and make ready what can be; None: no slot is free, or all failed."""
+        self._stalled = None
+        stage = self._stages[batch.stage]
         try:
-            batch.cuts = self._stages[batch.stage].cuts(batch)
+            if batch.pad_to:
+                batch.cuts = stage.cuts(batch)
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
             if producer is not None and out is None:
-                self.backlog.free_own(self._read(), self._stages[batch.stage].name)
+                self.backlog.free_own(self._read(), stage.name)
                 self._stalled = batch
                 return None
         except BlockFlowError as exc:
@@ -307,7 +316,7 @@ class Executor:
             return None
         batch.out = out
         batch.started_ns = batch.forward_ns = now
-        batch.limit_ns = self._stages[batch.stage].timeout_ns
+        batch.limit_ns = stage.timeout_ns
         batch.replayable = self._delivery.replayable(batch.stage)
         if producer is not None:
             self._delivery.prepare(batch, producer)
@@ -339,13 +348,12 @@ class Executor:
 
     def _hand_over(
         self,
-        stays: Iterable[tuple[Ticket, int, int]],
+        stays: Sequence[tuple[Ticket, int, int]],
         batch: Batch,
         producer: Producer | None,
         now: int,
     ) -> None:
         """The output's local successors: the tensor is passed on as it is."""
-        users = list(stays)
         result, out = batch.result, batch.out
         held = None if out is None or producer is None else (producer, out)
 
@@ -355,25 +363,23 @@ class Executor:
                 held[0].unhold(held[1])
 
         source = Source(
-            str(result.dtype).removeprefix("torch."),
+            result.dtype,
             tuple(result.shape[1:]),
-            len(users),
+            len(stays),
             tensor=result,
             on_release=None if held is None else let_go,
         )
         if held is not None:
             self.backlog.holds(source, self._stages[batch.stage])
-        seen: set[int] = set()
-        for ticket, hop, start in users:
+        before: Ticket | None = None
+        for ticket, hop, start in stays:
             item = next_item(ticket, batch, hop, now)
             # The first branch is the query's continuation; further ones are queries of their own.
-            key = self._intake.new_key() if ticket.key in seen else ticket.key
-            seen.add(ticket.key)
-            stage = item.path.nodes[hop].stage
+            branches, before = ticket is before, ticket
             follower = Ticket(
-                key,
+                self._intake.new_key() if branches else ticket.key,
                 item,
-                stage,
+                item.path.nodes[hop].stage,
                 source,
                 start,
                 ticket.arrival_ns,
@@ -382,8 +388,8 @@ class Executor:
                 ticket.deadline_ns,
                 0,
                 ticket.task,
-                batch.cuts.get(ticket.key),
-                origin=None if key == ticket.key else ticket.key,
+                batch.cuts.get(ticket.key) if batch.cuts else None,
+                origin=ticket.key if branches else None,
             )
             self._queue(follower)
 

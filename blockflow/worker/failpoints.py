@@ -43,19 +43,22 @@ class FailPoints:
         text: the environment variable's value.
         run_dir: where ``-once`` leaves its marks.
 
+    Attributes:
+        armed: action and block by point; who asks often looks here whether there are any.
+
     Raises:
         SystemError_: INTERNAL for a point or action that does not exist.
     """
 
     def __init__(self, text: str, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._armed: dict[str, tuple[str, str]] = {}
+        self.armed: dict[str, tuple[str, str]] = {}
         for entry in filter(None, text.split(",")):
             name, _, rest = entry.partition("=")
             action, _, block = rest.partition(":")
             if name not in POINTS or action not in ACTIONS:
                 raise SystemError_("INTERNAL", f"unknown failpoint {entry!r}", where=ENV)
-            self._armed[name] = (action, block)
+            self.armed[name] = (action, block)
 
     @classmethod
     def from_environment(
@@ -70,7 +73,7 @@ class FailPoints:
 
     def hit(self, name: str, block: str) -> None:
         """Do what is armed here for ``block``, if anything."""
-        armed = self._armed.get(name)
+        armed = self.armed.get(name)
         if armed is None or armed[1] not in ("", block):
             return
         action, _, once = armed[0].partition("-")

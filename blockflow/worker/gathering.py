@@ -21,16 +21,20 @@ def gathered(
     """
     filled = pad_to if value == FILL else None
     parts: list[torch.Tensor] = []
-    i = 0
-    while i < len(tickets):
-        source, start, cut_to = tickets[i].source, tickets[i].start, tickets[i].cut
+    i, count = 0, len(tickets)
+    while i < count:
+        ticket = tickets[i]
+        source, start, cut_to = ticket.source, ticket.start, ticket.cut
         as_it_is = cut_to is None or source.shape == filled
         stop = start
-        while i < len(tickets) and tickets[i].source is source and tickets[i].start == stop:
-            if not as_it_is and tickets[i].cut != cut_to:
+        while ticket.source is source and ticket.start == stop:
+            if not as_it_is and ticket.cut != cut_to:
                 break
-            stop += tickets[i].rows
+            stop += ticket.item.rows
             i += 1
+            if i == count:
+                break
+            ticket = tickets[i]
         x: torch.Tensor = source.tensor()
         part = x if stop - start == x.shape[0] else x[start:stop]
         parts.append(part if as_it_is or cut_to is None else cut(part, cut_to))

@@ -6,13 +6,12 @@ a padded batch by their own lengths.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from blockflow.core import limits
-from blockflow.core.routing import DISPATCHER_STAGE
 from blockflow.tensormq.channel import Payload
-from blockflow.wire.data import HopTiming, Item, pack_timings
+from blockflow.wire.data import Item, pack_timing
 from blockflow.worker.ticket import Batch, Ticket
 
 _HEADER_ROOM = limits.MAX_HEADER_BYTES - 160
@@ -59,15 +58,16 @@ def plan_parts(
     growing: dict[int, Part] = {}
     row = 0
     for ticket in batch.tickets:
-        start, row = row, row + ticket.rows
+        item = ticket.item
+        start, row = row, row + item.rows
         if ticket.key in batch.errors:
             continue
-        size = item_bytes(ticket.item)
-        shape = batch.cuts.get(ticket.key)
-        for stage, hop in targets(ticket.item):
+        for stage, hop in item.path.targets[item.hop]:
             if stage in local:
                 stays.append((ticket, hop, start))
                 continue
+            size = item_bytes(item)
+            shape = batch.cuts.get(ticket.key)
             part = growing.get(stage)
             if (
                 part is None
@@ -84,36 +84,23 @@ def plan_parts(
     return parts, stays
 
 
-def targets(item: Item) -> Iterable[tuple[int, int]]:
-    """Where the output of the item's node goes: (stage, node)."""
-    path, hop = item.path, item.hop
-    for child in path.children(hop):
-        yield path.nodes[child].stage, child
-    if path.nodes[hop].terminal:
-        yield DISPATCHER_STAGE, hop
-
-
 def item_bytes(item: Item) -> int:
     """Upper bound of an item's size in a header, one more hop's timing included."""
     return 96 + len(item.path.wire) + len(item.timings)
 
 
-def timing(ticket: Ticket, batch: Batch, sent_ns: int) -> HopTiming:
-    """Where a ticket's time in this worker went; the parts add up to ``sent - received``."""
+def spent(ticket: Ticket, batch: Batch, sent_ns: int) -> tuple[int, int, int]:
+    """Where a ticket's time in this worker went: wait, overhead and compute, as
+    :class:`~blockflow.wire.data.HopTiming` has them; they add up to ``sent - received``."""
     compute = batch.compute_to_ns - batch.compute_from_ns
     wait = batch.started_ns - ticket.ready_ns
-    return HopTiming(
-        ticket.item.hop,
-        ticket.transit_ns,
-        max(0, wait),
-        max(0, sent_ns - ticket.received_ns - wait - compute),
-        compute,
-    )
+    overhead = sent_ns - ticket.received_ns - wait - compute
+    return wait if wait > 0 else 0, overhead if overhead > 0 else 0, compute
 
 
 def next_item(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
     """The ticket's item as it goes on to node ``hop``."""
-    item = ticket.item
+    item, left = ticket.item, ticket.deadline_ns - sent_ns
     return Item(
         item.request_id,
         item.attempt,
@@ -121,8 +108,8 @@ def next_item(ticket: Ticket, batch: Batch, hop: int, sent_ns: int) -> Item:
         item.path,
         hop,
         item.rows,
-        max(0, ticket.deadline_ns - sent_ns) // 1_000_000,
-        item.timings + pack_timings((timing(ticket, batch, sent_ns),)),
+        left // 1_000_000 if left > 0 else 0,
+        item.timings + pack_timing(item.hop, ticket.transit_ns, *spent(ticket, batch, sent_ns)),
         item.task,
         item.alone,
     )

@@ -30,7 +30,6 @@ from blockflow.worker.buffer_pool import BufferPool
 from blockflow.worker.copies import InputCopies
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.gathering import gathered, joined
-from blockflow.worker.parting import targets
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import FILL, Batch, Ticket
 
@@ -73,6 +72,7 @@ class Runner:
         self._stages = stages
         self._failpoints = points
         self._pool = BufferPool()
+        self._dtypes = {n: getattr(torch, s.contract.output.dtype) for n, s in stages.items()}
         self._device_done_ns = 0
         self.landed: Callable[[Batch], None] = lambda _: None
         self.copied = {number: InputCopies() for number in stages}
@@ -201,7 +201,7 @@ class Runner:
             whole = None if batch.out is None else batch.out.tensor()
             try:
                 self._forward(stage, engine, batch, batch.tickets, whole)
-                if not batch.probe:
+                if self._failpoints.armed and not batch.probe:
                     self._failpoints.hit("after_forward", stage.name)
             except Exception as exc:
                 self._failed(stage, engine, batch, exc, whole, lane)
@@ -257,24 +257,24 @@ class Runner:
         out: torch.Tensor | None,
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
-        value = 0 if stage.padding is None else stage.padding.value
-        x, joined = gathered(tickets, batch.pad_to, value, self._pool)
-        if self._memory is not None:
+        x, joined = gathered(tickets, batch.pad_to, stage.fill, self._pool)
+        if self._memory is not None and self._memory.device is not None:
             self._memory.begins()
-        if not batch.probe:
+        if joined and not batch.probe:
             self.copied[stage.number].add(joined, x.nbytes)
+        if self._failpoints.armed and not batch.probe:
             self._failpoints.hit("before_forward", stage.name)
         place = out
         if engine.copies_out:
             place = None
         elif out is None and not x.is_cuda:
             dims = stage.output_dims(tickets[0].source.dtype, x.shape)
-            place = self._pool.take(dims, getattr(torch, stage.contract.output.dtype))
+            place = self._pool.take(dims, self._dtypes[stage.number])
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         y = engine.run(x, place)
         batch.compute_to_ns = time.monotonic_ns()
-        if not batch.probe:
+        if engine.copied.inputs and not batch.probe:
             self.copied[stage.number].add(engine.copied.inputs, x.nbytes)
         batch.copies += engine.copied.outputs
         if out is None or place is not None:
@@ -344,7 +344,7 @@ class Runner:
     def _blank(self, batch: Batch) -> None:
         """Zeros beyond each ticket's own length, if a stage here goes on with the padded tensor."""
         tickets = batch.tickets
-        if not any(s in self._stages for t in tickets for s, _ in targets(t.item)):
+        if not any(s in self._stages for t in tickets for s, _ in t.item.path.targets[t.item.hop]):
             return
         row = 0
         for ticket in tickets:

@@ -55,6 +55,7 @@ class Scheduler:
 
     Attributes:
         lanes: how many batches the worker computes at once, which policies may want to know.
+        all_rows: that wait at all stages together.
 
     Raises:
         TopologyError: an unknown policy or bad options.
@@ -72,7 +73,7 @@ class Scheduler:
         self._widths = widths
         self._facts = dict(facts or {})
         self._shares = tuple(shares)
-        self._ahead: dict[tuple[bytes, int], tuple[int, ...]] = {}
+        self._places: dict[tuple[bytes, int], tuple[tuple[int, ...], bool]] = {}
         self._specs: dict[int, dict[str, Any]] = {s: dict(p) for s, p in policies.items()}
         self._by_stage: dict[int, Policy] = {}
         self._policies: list[Policy] = []
@@ -87,7 +88,7 @@ class Scheduler:
         self._deadlines: list[tuple[int, int]] = []
         self._queued: dict[int, int] = dict.fromkeys(policies, 0)
         self._rows: dict[int, int] = dict.fromkeys(policies, 0)
-        self._all_rows = 0
+        self.all_rows = 0
         self._regroup(self._specs, self._facts)
 
     def __len__(self) -> int:
@@ -115,9 +116,9 @@ class Scheduler:
     def queued(self, stage: int) -> int:
         return self._queued[stage]
 
-    def queued_rows(self, stage: int | None = None) -> int:
-        """Rows that wait at one stage, or at all of them."""
-        return self._all_rows if stage is None else self._rows[stage]
+    def queued_rows(self, stage: int) -> int:
+        """Rows that wait at one stage."""
+        return self._rows[stage]
 
     def waiting(self) -> Iterable[Ticket]:
         """All waiting tickets, the last to arrive first."""
@@ -127,7 +128,8 @@ class Scheduler:
         """``ticket`` waits at its stage; ``ticket.ready_ns`` has been set."""
         self._tickets[ticket.key] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.key))
-        if len(self._deadlines) > 2 * len(self._tickets) + _HEAP_SLACK:
+        spare = len(self._deadlines) - _HEAP_SLACK
+        if spare > 0 and spare > 2 * len(self._tickets):
             # What has run would keep its place until its deadline.
             self._deadlines = sorted((t.deadline_ns, k) for k, t in self._tickets.items())
         self._count(ticket, 1)
@@ -141,7 +143,7 @@ class Scheduler:
             self._alone[ticket.key] = ticket.stage
         else:
             policy = self._by_stage[ticket.stage]
-            if len(self._policies) > 1 and sum(self._queued[s] for s in policy.stages) == 1:
+            if len(self._policies) > 1 and sum([self._queued[s] for s in policy.stages]) == 1:
                 at = self._policies.index(policy)  # who was away has saved nothing up
                 self._spent[at] = max(self._spent[at], self._reached)
             try:
@@ -152,9 +154,11 @@ class Scheduler:
     def expire(self, now: int) -> list[Ticket]:
         """Take away every ticket whose deadline has passed."""
         gone: list[Ticket] = []
-        while (due := self.next_deadline()) is not None and due <= now:
+        while self._deadlines and self._deadlines[0][0] <= now:
             # A key is there once for each stage at which it has waited, with one deadline.
-            gone.append(self._take_out(self._tickets[self._deadlines[0][1]], now))
+            ticket = self._tickets.get(heapq.heappop(self._deadlines)[1])
+            if ticket is not None:
+                gone.append(self._take_out(ticket, now))
         return gone
 
     def withdraw(self, withdrawn: Container[Item], now: int) -> list[Ticket]:
@@ -185,17 +189,21 @@ class Scheduler:
 
         Its stage computes it until :meth:`done`.
         """
-        for key, stage in self._alone.items():
-            if stage not in self._running:
-                batch = self._take(Run(stage, (key,)))
-                batch.alone = True
-                self._lone.add(stage)
-                return batch
+        full: Collection[int] = ()
+        running: Collection[int] = ()
+        if self._alone:
+            for key, stage in self._alone.items():
+                if stage not in self._running:
+                    batch = self._take(Run(stage, (key,)))
+                    batch.alone = True
+                    self._lone.add(stage)
+                    return batch
+        if self._running:
+            # Where somebody waits to run alone nothing more starts beside what runs: with several
+            # lanes there is always something, and his turn would never come.
+            full = self.busy | set(self._alone.values())
+            running = [stage for stage, count in self._running.items() for _ in range(count)]
         soonest: int | None = None
-        # Where somebody waits to run alone nothing more starts beside what runs: with several lanes
-        # there is always something, and his turn would never come.
-        full = self.busy | set(self._alone.values())
-        running = [stage for stage, count in self._running.items() for _ in range(count)]
         for i in self._order():
             policy = self._policies[i]
             policy.lanes = self.lanes
@@ -204,13 +212,17 @@ class Scheduler:
                 decision: object = policy.decide(now, busy)
             except Exception as exc:
                 raise _raised(policy, exc) from exc
-            if isinstance(decision, Run):
-                self._turn = (i + 1) % len(self._policies)
-                self._reached = max(self._reached, self._spent[i])
-                self._check(policy, decision, busy)
-                return self._take(decision)
             if decision is None:
                 continue
+            if isinstance(decision, Run):
+                self._turn = (i + 1) % len(self._policies)
+                if self._spent[i] > self._reached:
+                    self._reached = self._spent[i]
+                # What a policy asks for must be its own to give.
+                broken = broken_rule(policy, decision, busy, self._tickets, self._alone)
+                if broken is not None:
+                    raise PolicyDefect(policy, *broken)
+                return self._take(decision)
             if not isinstance(decision, WaitUntil):
                 kind = type(decision).__name__
                 raise PolicyDefect(policy, _WORDS, f"decides {kind}, not Run, WaitUntil or None")
@@ -283,7 +295,7 @@ class Scheduler:
             # Those before still have in their books what waits. The new one may have half of it.
             self._specs, self._facts, self._policies, self._by_stage = before
             self._spent, self._reached, self._turn = turns
-            self._ahead.clear()
+            self._places.clear()
             raise
 
     def _hand_over(self, now: int) -> None:
@@ -312,24 +324,16 @@ class Scheduler:
         self._specs, self._facts = dict(specs), dict(facts)
         self._policies = policies
         self._by_stage = {stage: p for p in policies for stage in p.stages}
-        self._ahead.clear()
+        self._places.clear()
         self._turn = self._reached = 0
         self._spent = [0] * len(policies)
 
-    def _check(self, policy: Policy, run: Run, busy: Collection[int]) -> None:
-        """What a policy asks for must be its own to give.
-
-        Raises:
-            PolicyDefect: it is not.
-        """
-        broken = broken_rule(policy, run, busy, self._tickets, self._alone)
-        if broken is not None:
-            raise PolicyDefect(policy, *broken)
-
     def _take(self, run: Run) -> Batch:
-        tickets = [self._tickets[key] for key in run.keys]
-        for ticket in tickets:
+        tickets = []
+        for key in run.keys:
+            ticket = self._tickets[key]
             self._remove(ticket)
+            tickets.append(ticket)
         self._running[run.stage] = self._running.get(run.stage, 0) + 1
         if len(tickets) > 1:
             # Rows that go the same way next lie side by side in the output: one message for them.
@@ -339,16 +343,20 @@ class Scheduler:
 
     def _remove(self, ticket: Ticket) -> None:
         del self._tickets[ticket.key]
-        self._alone.pop(ticket.key, None)
+        if self._alone:
+            self._alone.pop(ticket.key, None)
         self._count(ticket, -1)
 
     def _count(self, ticket: Ticket, sign: int) -> None:
-        self._queued[ticket.stage] += sign
-        self._rows[ticket.stage] += sign * ticket.item.rows
-        self._all_rows += sign * ticket.item.rows
+        stage, rows = ticket.stage, sign * ticket.item.rows
+        self._queued[stage] += sign
+        self._rows[stage] += rows
+        self.all_rows += rows
 
     def _query(self, ticket: Ticket) -> Query:
         item = ticket.item
+        place = self._places.get((item.path.wire, item.hop))
+        ahead, continues = place or self._place(item.path, item.hop)
         return Query(
             ticket.key,
             ticket.stage,
@@ -359,35 +367,29 @@ class Scheduler:
             ticket.shape,
             ticket.arrival_ns == ticket.received_ns,
             ticket.task,
-            self._stages_ahead(item.path, item.hop),
-            self._origin(ticket),
+            ahead,
+            ticket.origin if continues else ELSEWHERE,
         )
 
-    def _origin(self, ticket: Ticket) -> int | None:
-        path = ticket.item.path
-        parent = path.nodes[ticket.item.hop].parent
-        before = None if parent < 0 else self._by_stage.get(path.nodes[parent].stage)
-        return ticket.origin if before is self._by_stage[ticket.stage] else ELSEWHERE
-
-    def _stages_ahead(self, path: PathTree, hop: int) -> tuple[int, ...]:
-        """Stages that follow node ``hop`` under the same policy, in the worker's order."""
-        key = (path.wire, hop)
-        known = self._ahead.get(key)
-        if known is None:
-            policy = self._by_stage[path.nodes[hop].stage]
-            below: set[int] = set()
-            todo = [hop]
-            while todo:
-                for child in path.children(todo.pop()):
-                    stage = path.nodes[child].stage
-                    if self._by_stage.get(stage) is policy:
-                        below.add(stage)
-                        todo.append(child)
-            known = tuple(s for s in policy.stages if s in below)
-            if len(self._ahead) >= _PATHS_KEPT:
-                self._ahead.clear()
-            self._ahead[key] = known
-        return known
+    def _place(self, path: PathTree, hop: int) -> tuple[tuple[int, ...], bool]:
+        """What a policy has to do with the stages about node ``hop``: those that follow it under
+        the same policy, in the worker's order, and whether the one before is this policy's, too."""
+        policy = self._by_stage[path.nodes[hop].stage]
+        below: set[int] = set()
+        todo = [hop]
+        while todo:
+            for child in path.children(todo.pop()):
+                stage = path.nodes[child].stage
+                if self._by_stage.get(stage) is policy:
+                    below.add(stage)
+                    todo.append(child)
+        parent = path.nodes[hop].parent
+        continues = parent >= 0 and self._by_stage.get(path.nodes[parent].stage) is policy
+        if len(self._places) >= _PATHS_KEPT:
+            self._places.clear()
+        place = tuple(s for s in policy.stages if s in below), continues
+        self._places[path.wire, hop] = place
+        return place
 
 
 def _next_stages(ticket: Ticket) -> list[int]:

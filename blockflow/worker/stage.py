@@ -9,7 +9,7 @@ from blockflow.core.fits import Fits
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.metrics import Histogram, RateMeter, StageKpi
 from blockflow.engine.base import Engine
-from blockflow.worker.parting import timing
+from blockflow.worker.parting import spent
 from blockflow.worker.ticket import Batch
 
 
@@ -65,11 +65,11 @@ class StageMeter:
                 self.failures += 1
                 failed += ticket.rows
                 continue
-            spent = timing(ticket, batch, now)
-            self.wait.record(spent.wait)
-            self.overhead.record(spent.overhead)
+            wait, overhead, _ = spent(ticket, batch, now)
+            self.wait.record(wait)
+            self.overhead.record(overhead)
             self.requests += 1
-            rows += ticket.rows
+            rows += ticket.item.rows
         compute = batch.compute_to_ns - batch.compute_from_ns
         self.batches += 1
         self.given(batch)
@@ -163,18 +163,21 @@ class Stage:
     Attributes:
         engine: that was made for it.
         engines: that one and its twins.
+        fill: the value that its inputs are padded with.
+        output_dims: dims of the output for an input's dtype and dims, as
+            :meth:`~blockflow.core.fits.Fits.output_dims`.
     """
 
     __slots__ = (
-        "_fits",
         "_free",
         "contract",
         "engine",
         "engines",
+        "fill",
         "meter",
         "name",
         "number",
-        "padding",
+        "output_dims",
         "spec",
         "timeout_ns",
     )
@@ -187,10 +190,10 @@ class Stage:
         self.number = spec.stage
         self.name = spec.block.name
         self.contract = spec.block.contract
-        self.padding = spec.block.padding
+        self.fill = 0 if spec.block.padding is None else spec.block.padding.value
         self.timeout_ns = spec.timeout_ms * 1_000_000
         self.meter = StageMeter()
-        self._fits = Fits(self.contract, self.name)
+        self.output_dims = Fits(self.contract, self.name).output_dims
 
     @property
     def width(self) -> int:
@@ -211,20 +214,12 @@ class Stage:
         """The forward is done."""
         self._free.append(engine)
 
-    def output_dims(self, dtype: str, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Dims of the output for an input.
-
-        Raises:
-            RequestError: CONTRACT_MISMATCH or EMPTY_INPUT: the block does not take this input.
-        """
-        return self._fits.output_dims(dtype, dims)
-
     def cuts(self, batch: Batch) -> dict[int, tuple[int, ...]]:
         """Dims after the rows that each ticket has of a padded batch's output, by its key; nothing
         where that is all of it.
 
         Raises:
-            RequestError: as :meth:`output_dims`.
+            RequestError: as :attr:`output_dims`.
         """
         if not batch.pad_to:
             return {}

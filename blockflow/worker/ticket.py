@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +21,15 @@ class Source:
     no socket and no slot between the two). Counting is done under the worker's lock.
 
     Attributes:
-        dtype, shape: of the tensor, without the rows.
+        dtype: of the tensor: its name, or torch's object.
+        shape: of the tensor, without the rows.
     """
 
     __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
 
     def __init__(
         self,
-        dtype: str,
+        dtype: Hashable,
         shape: tuple[int, ...],
         users: int,
         *,
@@ -164,7 +165,10 @@ class Batch:
 
     Attributes:
         stage: which.
-        tickets: in row order of the output.
+        tickets: in row order of the output; changed by :meth:`keep` alone.
+        rows, until_ns, shape, probe: of these tickets: their rows; when the last of them is too
+            late, so that nobody waits for the output any more; dims after the rows of what the
+            engine is given; the readiness probe, and nobody's request.
         keys: of all that its policy has named, also those that were taken out before it began.
         out: where the engine writes, None for a result that stays in this worker.
         started_ns: end of waiting.
@@ -174,6 +178,7 @@ class Batch:
         result: the output tensor (torch).
         errors: by ticket key, for those that failed.
         copies: how often the output's bytes were copied.
+        plan: what of its output goes where, as long as nobody fails.
         shipment: its messages, as far as they could be made before it was computed.
         pad_to: dims after the rows that every input is padded to; empty: nothing is padded.
         cuts: of a padded batch, by ticket key: the ticket's own dims after the rows in the output.
@@ -194,6 +199,7 @@ class Batch:
     result: Any = None
     errors: dict[int, BlockFlowError] = field(default_factory=dict)
     copies: int = 0
+    plan: Any = None
     shipment: Any = None
     pad_to: tuple[int, ...] = ()
     cuts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -202,26 +208,29 @@ class Batch:
     replayable: bool = True
     waits: bool = False
     landing: bool = False
+    rows: int = field(init=False)
+    until_ns: int = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    probe: bool = field(init=False)
 
-    @property
-    def probe(self) -> bool:
-        return self.tickets[0].probe
+    def __post_init__(self) -> None:
+        # Asked for again and again on a batch's way, and worked out once.
+        self.shape = self.pad_to or self.tickets[0].shape
+        self.keep(self.tickets)
 
-    @property
-    def until_ns(self) -> int:
-        """When the last of its requests is too late: nobody waits for its output any more."""
-        return max(t.deadline_ns for t in self.tickets)
+    def keep(self, tickets: tuple[Ticket, ...]) -> None:
+        """Go on with these of its tickets only, or with none."""
+        self.tickets = tickets
+        rows = until_ns = 0
+        for ticket in tickets:
+            rows += ticket.item.rows
+            if ticket.deadline_ns > until_ns:
+                until_ns = ticket.deadline_ns
+        self.rows, self.until_ns = rows, until_ns
+        if tickets:
+            self.probe = tickets[0].probe
 
     @property
     def overdue_ns(self) -> int | None:
         """When its present forward has taken too long; None = never."""
         return self.forward_ns + self.limit_ns if self.limit_ns else None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dims after the rows of what the engine is given."""
-        return self.pad_to or self.tickets[0].shape
-
-    @property
-    def rows(self) -> int:
-        return sum(t.item.rows for t in self.tickets)

@@ -136,7 +136,8 @@ class Turns:
                         self._aside(self._jobs.popleft())
                     batch = self._next()
                 if batch is not None:
-                    self._spread()
+                    if self._resting:
+                        self._spread()
                     self._engage(batch)
                     continue
                 if self.attentive and self._executor.idle:
@@ -162,7 +163,7 @@ class Turns:
         executor = self._executor
         if self.next_wake_ns() < self._data_until_ns:
             self._wake()
-        self._aside(lambda: run(batch))
+        self._aside(run, batch)
         if batch.landing:
             executor.ordered(batch)  # unless it has landed already
         else:
@@ -195,11 +196,11 @@ class Turns:
             elif not self._paused:
                 self.receive()  # at once: a sender's clock is running
 
-    def _aside(self, work: Callable[[], Any]) -> None:
+    def _aside(self, work: Callable[..., Any], *given: Any) -> None:
         """Do ``work`` without the lock."""
         self.lock.release()
         try:
-            work()
+            work(*given)
         finally:
             self.lock.acquire()
 

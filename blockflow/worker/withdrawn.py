@@ -19,23 +19,23 @@ class WithdrawnRequests:
     It is empty but for the minute after a withdrawal, and costs nothing then.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, int]] = {}
+        self.known: dict[bytes, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
     def __contains__(self, item: object) -> bool:
         if not isinstance(item, Item):
             return False
-        known = self._known.get(item.request_id)
+        known = self.known.get(item.request_id)
         return known is not None and item.attempt <= known[0]
 
     def add(self, requests: Iterable[tuple[bytes, int]], now_ns: int) -> None:
         """Remember (request id, attempt) each, until the latest deadline it can have."""
-        known = self._known
+        known = self.known
         for request_id, attempt in requests:
             before = known.pop(request_id, (0, 0))
             known[request_id] = (max(attempt, before[0]), now_ns)
@@ -43,7 +43,7 @@ class WithdrawnRequests:
 
     def forget(self, now_ns: int) -> None:
         """Drop what cannot come any more, and the oldest of too many."""
-        known = self._known
+        known = self.known
         while known:
             oldest = next(iter(known))
             if len(known) <= MOST and now_ns - known[oldest][1] < _FORGET_NS:

@@ -32,7 +32,8 @@ def taken(pool: BufferPool, kib: int) -> torch.Tensor:
 
 def free_bytes(pool: BufferPool) -> int:
     """Of all buffers that no tensor lives in."""
-    return sum(map(len, (*pool._free, *pool._back)))
+    back = [pool._lent[id(lent)][1] for lent in pool._back]
+    return sum(map(len, (*pool._free, *back)))
 
 
 def test_what_was_let_go_is_used_again() -> None:

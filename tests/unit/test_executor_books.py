@@ -317,4 +317,7 @@ def test_an_output_is_waited_for_until_the_last_deadline_of_its_batch(
     for key, deadline in ((1, 5 * MS), (2, 9 * MS), (3, 7 * MS)):
         bench.arrive(key, 1, deadline=deadline)
     tickets = tuple(waiting(bench))
-    assert Batch(1, tickets).until_ns == 9 * MS
+    batch = Batch(1, tickets)
+    assert (batch.rows, batch.until_ns) == (3, 9 * MS)
+    batch.keep(tickets[::2])
+    assert (batch.rows, batch.until_ns) == (2, 7 * MS)

@@ -52,7 +52,9 @@ def test_rows_bytes_and_copies_are_counted_but_for_a_probe(
 ) -> None:
     bench = Bench(monkeypatch, slots=1)
     hits: list[str] = []
-    monkeypatch.setattr(bench.executor._failpoints, "hit", lambda *names: hits.extend(names))
+    points = bench.executor._failpoints
+    points.armed["after_output"] = ("raise", "")
+    monkeypatch.setattr(points, "hit", lambda *names: hits.extend(names))
     receive(bench, Arrival([ticket(1, rows=3, epoch=epoch)]))
     batch = bench.expect(1)
     batch.copies = 2

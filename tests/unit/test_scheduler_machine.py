@@ -224,7 +224,7 @@ class Worker(RuleBasedStateMachine):
             here = [t for t in self.waiting.values() if t.stage == stage]
             assert queue.queued(stage) == len(here)
             assert queue.queued_rows(stage) == sum(t.rows for t in here)
-        assert queue.queued_rows() == sum(t.rows for t in self.waiting.values())
+        assert queue.all_rows == sum(t.rows for t in self.waiting.values())
         assert queue.next_deadline() == min(
             (t.deadline_ns for t in self.waiting.values()), default=None
         )

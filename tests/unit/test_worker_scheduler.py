@@ -20,9 +20,9 @@ from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.profile import Point, StageProfile
 from blockflow.core.routing import merge_paths
 from blockflow.tensormq.channel import Payload
-from blockflow.wire.data import Data, encode_data
+from blockflow.wire.data import Data, HopTiming, encode_data
 from blockflow.wire.tensor import Handle, TensorDesc
-from blockflow.worker.parting import next_item, plan_parts, timing
+from blockflow.worker.parting import next_item, plan_parts, spent
 from blockflow.worker.scheduler import PolicyDefect, Scheduler
 from blockflow.worker.ticket import Batch
 from tests.scheduler_rig import MS, ticket
@@ -45,9 +45,9 @@ def test_counts_by_stage() -> None:
     s.arrive(ticket(2, [[2]], rows=4), 0)
     s.arrive(ticket(3, [[2]], rows=5), 0)
     assert (len(s), s.queued(1), s.queued(2)) == (3, 1, 2)
-    assert (s.queued_rows(1), s.queued_rows(2), s.queued_rows()) == (3, 9, 12)
+    assert (s.queued_rows(1), s.queued_rows(2), s.all_rows) == (3, 9, 12)
     assert drain(s, 0) == [[1], [2], [3]]
-    assert (len(s), s.queued_rows(), s.next_deadline()) == (0, 0, None)
+    assert (len(s), s.all_rows, s.next_deadline()) == (0, 0, None)
 
 
 def test_expired_ones_are_taken_away_once() -> None:
@@ -251,7 +251,7 @@ def test_take_all() -> None:
     for key in (1, 2):
         s.arrive(ticket(key), 0)
     assert [t.key for t in s.take_all()] == [1, 2]
-    assert s.decide(0) is None and len(s) == 0 and s.queued_rows() == 0
+    assert s.decide(0) is None and len(s) == 0 and s.all_rows == 0
 
 
 WINDOW = {"policy": "window", "max_rows": 8, "max_delay_ms": 0}
@@ -261,7 +261,7 @@ def test_what_is_to_run_alone_is_not_batched() -> None:
     s = Scheduler({1: WINDOW})
     for key in range(1, 7):
         s.arrive(ticket(key, alone=key in (2, 5)), 0)
-    assert (s.queued(1), s.queued_rows()) == (6, 6)
+    assert (s.queued(1), s.all_rows) == (6, 6)
     assert drain(s, 0) == [[2], [5], [1, 3, 4, 6]]
     assert len(s) == 0
 
@@ -392,8 +392,7 @@ def test_time_adds_up() -> None:
     one = ticket(1, now=1000)
     one.received_ns, one.ready_ns = 1000, 1010
     batch = Batch(1, (one,), started_ns=1500, compute_from_ns=1530, compute_to_ns=2530)
-    t = timing(one, batch, 2600)
-    assert (t.transit, t.wait, t.overhead, t.compute) == (5, 490, 10 + 30 + 70, 1000)
-    assert t.wait + t.overhead + t.compute == 2600 - one.received_ns
+    parts = spent(one, batch, 2600)
+    assert parts == (490, 10 + 30 + 70, 1000) and sum(parts) == 2600 - one.received_ns
     item = next_item(one, batch, 0, 2600)
-    assert item.hops == (t,) and item.remaining_ms == (1000 * MS - 2600) // MS
+    assert item.hops == (HopTiming(0, 5, *parts),) and item.remaining_ms == (1000 * MS - 2600) // MS

@@ -259,7 +259,7 @@ class SimWorker(SimProcess):
         """Reserve a slot and begin; False: there is none now."""
         if self._stalled is batch:
             late = [t for t in batch.tickets if t.deadline_ns <= now]
-            batch.tickets = tuple(t for t in batch.tickets if t.deadline_ns > now)
+            batch.keep(tuple(t for t in batch.tickets if t.deadline_ns > now))
             for ticket in late:
                 ticket.source.release()
             if late:

@@ -115,7 +115,7 @@ class SimWorker:
 
     def receive(self, now: int, message: Message) -> None:
         """A message has come. A full inbox leaves it in the socket."""
-        if self._backlog or self.scheduler.queued_rows() >= INBOX_ROWS:
+        if self._backlog or self.scheduler.all_rows >= INBOX_ROWS:
             self._backlog.append(message)
             return
         self._take(now, message)
@@ -152,7 +152,7 @@ class SimWorker:
             while self.stalled is None and len(self.running) < self.lanes:
                 if not self._decide(now):
                     break
-            if not self._backlog or self.scheduler.queued_rows() >= INBOX_ROWS:
+            if not self._backlog or self.scheduler.all_rows >= INBOX_ROWS:
                 break
             self._take(now, self._backlog.popleft())
         if self._watch is not None:
@@ -242,7 +242,7 @@ class SimWorker:
         if late:
             for ticket in late:
                 self._expired(ticket, now)
-            batch.tickets = tuple(t for t in batch.tickets if t.deadline_ns > now)
+            batch.keep(tuple(t for t in batch.tickets if t.deadline_ns > now))
             if not batch.tickets:
                 self.scheduler.done(batch, now)
                 return
