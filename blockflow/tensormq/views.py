@@ -38,11 +38,11 @@ def as_torch(
 ) -> torch.Tensor:
     """A tensor of ``dims`` over ``memory``; ``strides`` in elements, None = row-major."""
     torch, dtypes = _torch()
-    kind = dtypes[dtype]
-    if not prod(dims):
+    kind, count = dtypes[dtype], prod(dims)
+    if not count:
         return torch.empty(tuple(dims), dtype=kind)  # torch refuses buffers of zero bytes
     if strides is None:
-        return torch.frombuffer(memory, dtype=kind, count=prod(dims)).view(tuple(dims))
+        return torch.frombuffer(memory, dtype=kind, count=count).view(tuple(dims))
     return torch.frombuffer(memory, dtype=kind).as_strided(tuple(dims), tuple(strides))
 
 

@@ -36,6 +36,7 @@ REQUEST_ID_BYTES = 16
 PROBE_EPOCH = 0
 """Epoch of the control plane's readiness probes, which belong to no topology (those begin at 1)."""
 _U64 = 2**64 - 1
+_INTS = {int}
 _WHAT = "data message"
 
 _HOP = struct.Struct("<B4Q")
@@ -304,11 +305,11 @@ def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
     rid, attempt, epoch, path, hop, rows, timings, task, alone = raw
     if type(rid) is not bytes or len(rid) != REQUEST_ID_BYTES:
         raise malformed(_WHAT, f"a request id has {REQUEST_ID_BYTES} bytes")
-    if not (
-        is_int(attempt, 1, 255)
-        and is_int(epoch, 0, _U64)
-        and is_int(rows, 1, limits.MAX_ROWS)
-        and is_int(task, 0, limits.MAX_SHARES)
+    if {type(attempt), type(epoch), type(rows), type(task)} != _INTS or not (
+        1 <= attempt <= 255
+        and 0 <= epoch <= _U64
+        and 1 <= rows <= limits.MAX_ROWS
+        and 0 <= task <= limits.MAX_SHARES
         and remaining <= limits.MAX_DEADLINE_MS
         and type(alone) is bool
     ):

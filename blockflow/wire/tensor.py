@@ -28,6 +28,7 @@ DTYPES: tuple[str, ...] = (
 _CODE = {name: i for i, name in enumerate(DTYPES)}
 _U64 = 2**64 - 1
 _U32 = 2**32 - 1
+_INTS = {int}
 
 
 @record
@@ -94,7 +95,7 @@ def desc_from_wire(raw: Any, what: str) -> TensorDesc:
     if type(dims) is not list or not 1 <= len(dims) <= limits.MAX_RANK:
         raise malformed(what, f"rank outside 1..{limits.MAX_RANK}")
     for d in dims:
-        if not is_int(d, 0, limits.MAX_DIM):
+        if type(d) is not int or not 0 <= d <= limits.MAX_DIM:
             raise malformed(what, f"dim {d!r} outside 0..{limits.MAX_DIM}")
     dtype = DTYPES[code]
     nbytes = DTYPE_BYTES[dtype] * prod(dims)
@@ -114,12 +115,12 @@ def desc_from_wire(raw: Any, what: str) -> TensorDesc:
         if type(handle) is not list or len(handle) != 5:
             raise malformed(what, "a handle has 5 fields")
         inc, slot, lane, gen, offset = handle
-        if not (
-            is_int(inc, 1, _U64)
-            and is_int(slot, 0, _U32)
-            and is_int(lane, 0, 255)
-            and is_int(gen, 1, _U32)
-            and is_int(offset, 0, _U64)
+        if set(map(type, handle)) != _INTS or not (
+            1 <= inc <= _U64
+            and 0 <= slot <= _U32
+            and 0 <= lane <= 255
+            and 1 <= gen <= _U32
+            and 0 <= offset <= _U64
         ):
             raise malformed(what, "handle field out of range")
         return TensorDesc(
