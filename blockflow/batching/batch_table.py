@@ -60,7 +60,7 @@ class Row:
     @property
     def size(self) -> int:
         """Rows of the batch, wherever they are."""
-        return sum(part.rows for part in self.parts)
+        return sum([part.rows for part in self.parts])
 
     def finished(self, level: int) -> int:
         """Rows that have finished the stage at ``level``: the paper's status map."""
@@ -85,6 +85,11 @@ class BatchTable:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def size(self) -> int:
+        """Rows of all batches."""
+        return sum([part.rows for row in self._rows for part in row.parts])
 
     @property
     def newest(self) -> Row | None:

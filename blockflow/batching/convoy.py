@@ -6,10 +6,9 @@ arrives again at its next stage before the next decision or has left the worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Sequence
 
-from blockflow.batching.policy import Query, rows_of
+from blockflow.batching.policy import Query, key_of, rows_of
 
 
 class Convoy:
@@ -20,20 +19,17 @@ class Convoy:
         running: by key, those in the batch that runs.
         landed: by key, those that have run and may arrive again.
         stage: where it runs or ran last.
+        rows: of those that wait or run; of those that have landed, until they settle.
     """
 
-    __slots__ = ("landed", "running", "stage", "waiting")
+    __slots__ = ("landed", "rows", "running", "stage", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Query] = {}
         self.running: dict[int, Query] = {}
         self.landed: dict[int, Query] = {}
         self.stage = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows that wait or run."""
-        return sum(map(rows_of, chain(self.waiting.values(), self.running.values())))
+        self.rows = 0
 
     @property
     def empty(self) -> bool:
@@ -52,13 +48,16 @@ class Convoys:
         """All queries that wait in some convoy."""
         return (c.waiting[key] for key, c in self._of.items() if key in c.waiting)
 
-    def join(self, convoy: Convoy, queries: Iterable[Query]) -> None:
+    def join(self, convoy: Convoy, queries: Collection[Query]) -> None:
         """Let waiting queries travel in ``convoy`` from now on."""
-        joining = {query.key: query for query in queries}
+        joining = dict(zip(map(key_of, queries), queries, strict=True))
         if not self._of.keys().isdisjoint(joining):
             for key in joining.keys() & self._of.keys():
-                self._of[key].waiting.pop(key, None)
+                left = self._of[key]
+                if left.waiting.pop(key, None) is not None:
+                    left.rows -= joining[key].rows
         convoy.waiting |= joining
+        convoy.rows += sum(map(rows_of, queries))
         self._of |= dict.fromkeys(joining, convoy)
 
     def start(self, convoy: Convoy, queries: Sequence[Query]) -> None:
@@ -104,6 +103,7 @@ class Convoys:
                 for key in convoy.landed.keys() - convoy.waiting.keys():
                     self._of.pop(key, None)
             convoy.landed = {}
+            convoy.rows = sum(map(rows_of, convoy.waiting.values()))
         return settled
 
     def drop(self, key: int) -> Convoy | None:
@@ -111,5 +111,6 @@ class Convoys:
         convoy = self._of.get(key)
         if convoy is None or key not in convoy.waiting:
             return None
+        convoy.rows -= convoy.waiting[key].rows
         del convoy.waiting[key], self._of[key]
         return None if convoy in self._landed else convoy

@@ -51,6 +51,7 @@ class Costs:
         self.known = bool(facts) and all(measured(f) for f in facts.values())
         self._top = min(top, _LONGEST)
         self._lines: dict[tuple[Route, int | None], Line] = {}
+        self._parts: dict[tuple[Route, int | None], list[Line]] = {}
         self._bounds: dict[tuple[Route, int | None, int], int] = {}
         self._spreads = {
             stage: f.profile.r_max(f.threads) if f.profile and measured(f) else 0.0
@@ -77,10 +78,15 @@ class Costs:
 
     def parts(self, route: Route, length: int | None = None) -> list[Line]:
         """:meth:`line` of each stage of ``route`` for what comes to it."""
-        parts = []
-        for stage in route:
-            parts.append(self.line((stage,), length))
-            length = self._facts[stage].carried(length)
+        key = (route, length)
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _KEPT:
+                self._parts.clear()
+            parts = self._parts[key] = []
+            for stage in route:
+                parts.append(self.line((stage,), length))
+                length = self._facts[stage].carried(length)
         return parts
 
     def bound(self, route: Route, length: int | None, rows: int) -> int:

@@ -23,7 +23,7 @@ from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
 from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
-from blockflow.batching.policy import Decision, Query, Run, WaitUntil, rows_of
+from blockflow.batching.policy import Decision, Query, Run, WaitUntil, rows_of, stage_of
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
@@ -170,14 +170,17 @@ class DvabatchPolicy(QueueingPolicy):
         """A part has run a stage: who goes on waits before a later one, in one part or several."""
         part.level += 1
         part.at = part.level
-        levels = sorted(map(self._position.__getitem__, {q.stage for q in part.waiting.values()}))
-        if not levels:  # all have left the worker, or failed
+        stages = set(map(stage_of, part.waiting.values()))
+        if not stages:  # all have left the worker, or failed
             self._dissolve(part)
             return
+        levels = sorted(map(self._position.__getitem__, stages))
+        going: dict[int, list[Query]] = {stage: [] for stage in stages}
+        for query in part.waiting.values() if len(levels) > 1 else ():
+            going[query.stage].append(query)
         for level in reversed(levels[1:]):  # each comes right behind the first
             # Ways part here: that is a split, whose branches need not go one after the other.
-            going = [q for q in part.waiting.values() if self._position[q.stage] == level]
-            self._convoys.join(self._table.split(part, level), going)
+            self._convoys.join(self._table.split(part, level), going[self.stages[level]])
         part.level = nearest = levels[0]
         if nearest < part.at and part.pair is not None:
             # The worker's blocks stand in another order than this path visits them.
@@ -265,13 +268,12 @@ class DvabatchPolicy(QueueingPolicy):
         total = heads[-1]
         count = max(1, bisect_right(heads, (total + 1) // 2, 0, len(queries) - 1))
         head = heads[count - 1]
-        known, route = self._known, self._routes(queries)
-
-        def time(part: Sequence[Query], rows: int) -> int:
-            return at(known.line(route, part), rows)
-
-        halves = time(queries[:count], head) + time(queries[count:], total - head)
-        return count if time(queries, total) >= halves else len(queries)
+        line, route = self._known.line, self._routes(queries)
+        whole = first = second = line(route, queries)
+        if self._measure is not None:  # who is shorter takes less
+            first, second = line(route, queries[:count]), line(route, queries[count:])
+        halves = at(first, head) + at(second, total - head)
+        return count if at(whole, total) >= halves else len(queries)
 
     # --- stretch and new -------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class DvabatchPolicy(QueueingPolicy):
         ):
             return
         rows = row.size
-        active = self._active_rows() if self._input else rows
+        active = self._table.size if self._input else rows
         if active >= self._bs_max:
             return
         aboard = [*part.running.values(), *part.waiting.values()]
@@ -332,7 +334,7 @@ class DvabatchPolicy(QueueingPolicy):
     def _new(self, now: int, groups: Collection[Group]) -> Decision:
         """A new batch of one of ``groups``, if its first executor can run it at once."""
         due, soonest = self._due(now, groups)
-        active = self._active_rows() if self._input else 0
+        active = self._table.size if self._input else 0
         if active >= self._bs_max:
             return None
         group = self._room.first(due)
@@ -395,6 +397,3 @@ class DvabatchPolicy(QueueingPolicy):
         work = at(self._costs.line(route, length), self._room.rows(group))
         since = self._room.since(group)
         return min(window, latest_start(since, urgent.deadline_ns, work) - since)
-
-    def _active_rows(self) -> int:
-        return sum(row.size for row in self._table)

@@ -62,7 +62,10 @@ class Query(NamedTuple):
 
 
 key_of: Callable[[Query], int] = itemgetter(Query._fields.index("key"))
+stage_of: Callable[[Query], int] = itemgetter(Query._fields.index("stage"))
 rows_of: Callable[[Query], int] = itemgetter(Query._fields.index("rows"))
+shape_of: Callable[[Query], tuple[int, ...]] = itemgetter(Query._fields.index("shape"))
+ahead_of: Callable[[Query], tuple[int, ...] | None] = itemgetter(Query._fields.index("ahead"))
 """For the queries of a batch, which are many: cheaper than a look-up by name for each."""
 
 

@@ -7,6 +7,7 @@ they part, the worker runs one after another, in the order of its blocks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,8 +59,8 @@ class BatchTimes:
         self._known = known
         # Of each stage, once ways differ: times by rows, rows, and what they take.
         self._lines: dict[int, Line] = {}
-        self._there: dict[int, int] = {}
-        self._ns: dict[int, int] = {}
+        self._there: dict[int, int] = defaultdict(int)
+        self._ns: dict[int, int] = defaultdict(int)
         self._total = 0  # of all stages, as long as there are lines
         self.longest: int | None = None
         self.rows = 0
@@ -134,7 +135,8 @@ class BatchTimes:
             for way in self.ways:
                 self._learn(way)
             lines = self._lines
-            self._ns = {stage: at(lines[stage], rows) for stage, rows in self._there.items()}
+            for stage, rows in self._there.items():
+                self._ns[stage] = at(lines[stage], rows)
             self._total = sum(self._ns.values())
 
     def _learn(self, way: Route) -> None:
@@ -145,14 +147,20 @@ class BatchTimes:
                 lines[stage] = line
 
     def _count(self, way: Route, rows: int) -> None:
-        there, lines, spent = self._there, self._lines, self._ns
+        there, lines, spent, total = self._there, self._lines, self._ns, self._total
+        if not lines:
+            for stage in way:
+                there[stage] += rows
+            return
         for stage in way:
-            after = there[stage] = there.get(stage, 0) + rows
-            line = lines.get(stage)
-            if line is not None:
-                ns = line[after] if after < len(line) else at(line, after)
-                self._total += ns - spent.get(stage, 0)
-                spent[stage] = ns
+            after, line = there[stage] + rows, lines[stage]
+            try:
+                ns = line[after]
+            except IndexError:
+                ns = at(line, after)
+            total += ns - spent[stage]
+            there[stage], spent[stage] = after, ns
+        self._total = total
 
 
 class JoinTimes:

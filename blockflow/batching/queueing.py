@@ -12,7 +12,16 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
 from blockflow.batching.meetings import Meetings, Rank
 from blockflow.batching.options import Ascending
-from blockflow.batching.policy import ELSEWHERE, Policy, Query, Run, key_of, rows_of
+from blockflow.batching.policy import (
+    ELSEWHERE,
+    Policy,
+    Query,
+    Run,
+    ahead_of,
+    key_of,
+    rows_of,
+    shape_of,
+)
 from blockflow.batching.predicting import JoinTimes, Known, LengthOf, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
@@ -67,7 +76,7 @@ class QueueingPolicy(Policy):
             self._max_rows[stage] = min(laid_out, own or laid_out)
         self._position = {stage: i for i, stage in enumerate(self.stages)}
         self._known_groups: dict[tuple[int, tuple[int, ...]], Group] = {}
-        self._known_routes: dict[tuple[int, Route], Route] = {}
+        self._known_routes: dict[tuple[int, Route | None], Route] = {}
         self._room = WaitingRoom(self.shares, self._group_of, self.costs_of_rows)
         self._convoys = Convoys()
         self._met: set[int] = set()  # stages that convoys have come to
@@ -216,31 +225,36 @@ class QueueingPolicy(Policy):
         first = queries[0]
         limit = self._max_rows[first.stage]
         fits = sum(map(rows_of, queries)) <= limit
-        if fits and len({q.shape for q in queries}) == 1 and not self._room.capped:
-            return queries
+        if fits and not self._room.capped:
+            shapes = list(map(shape_of, queries))
+            if shapes.count(shapes[0]) == len(shapes):
+                return queries
         group = self._group_of(first)
         others = [q for q in queries[1:] if self._group_of(q) == group]
         return self._room.with_company([first], others, limit)
 
     def _route(self, query: Query) -> Route:
         """The stage of ``query`` and those of this policy that it has still to run."""
-        if query.ahead is None:
-            return self.stages[self._position[query.stage] :]
-        key = (query.stage, query.ahead)
-        route = self._known_routes.get(key)
-        if route is None:
+        stage, ahead = query.stage, query.ahead
+        try:
+            return self._known_routes[stage, ahead]
+        except KeyError:
+            if ahead is None:
+                route = self.stages[self._position[stage] :]
+            else:
+                route = (stage, *(s for s in ahead if s in self._position))
             if len(self._known_routes) >= _SHAPES_KEPT:
                 self._known_routes.clear()
-            own = (s for s in query.ahead if s in self._position)
-            route = self._known_routes[key] = (query.stage, *own)
-        return route
+            self._known_routes[stage, ahead] = route
+            return route
 
     def _routes(self, queries: Sequence[Query]) -> Route:
         """All stages that some of ``queries``, which wait at one stage, run: for a tree, its
         branches one after another."""
-        if len({q.ahead for q in queries}) == 1:
+        ways = list(map(ahead_of, queries))
+        if ways.count(ways[0]) == len(ways):
             return self._route(queries[0])
-        routes = {self._route(q) for q in queries}
+        routes = set(map(self._route, dict(zip(ways, queries, strict=True)).values()))
         return tuple(sorted({s for r in routes for s in r}, key=self._position.__getitem__))
 
     def _limit(self, route: Route) -> int:

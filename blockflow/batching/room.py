@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from heapq import heapreplace
 
 from blockflow.batching.policy import Query, rows_of
 from blockflow.batching.row_costs import RowCosts
@@ -131,7 +133,7 @@ class WaitingRoom:
 
     def most_urgent(self, group: Group) -> Query:
         """The group's query with the earliest deadline."""
-        return min(lane[0] for lane in self._groups[group].lanes.values())[3]
+        return min([lane[0] for lane in self._groups[group].lanes.values()])[3]
 
     def add(self, query: Query) -> None:
         group = self._group_of(query)
@@ -237,19 +239,20 @@ class WaitingRoom:
         rows = sum([q.rows for q in aboard])
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self.capped else None
-        cost_of = self._costs.of
+        cost_of = None if self._costs.alike else self._costs.of
         order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
         while order:
             first, served, entry, task, at = order[0]
-            lane, query = lanes[task], entry[3]
-            total = rows + query.rows
+            query = entry[3]
+            mine = query.rows
+            total = rows + mine
             if rows and total > limit:
                 break
             if used is not None:
                 cap, already = self._shares[task].max_batch_rows, used[task]
-                if cap and already and already + query.rows > cap:
+                if cap and already and already + mine > cap:
                     heapq.heappop(order)
                     continue
             if admit is not None and not admit(total, query):
@@ -257,10 +260,11 @@ class WaitingRoom:
             picked.append(query)
             rows = total
             if used is not None:
-                used[task] += query.rows
-            if at + 1 < len(lane):
-                served += query.rows * cost_of(query) / weight[task]
-                heapq.heapreplace(order, (first, served, lane[at + 1], task, at + 1))
+                used[task] += mine
+            lane, at = lanes[task], at + 1
+            if at < len(lane):
+                counts = mine if cost_of is None else mine * cost_of(query)
+                heapreplace(order, (first, served + counts / weight[task], lane[at], task, at))
             else:
                 heapq.heappop(order)
         return picked
@@ -300,18 +304,15 @@ class WaitingRoom:
             return
         waiting = self._groups[group]
         queries, ready, lanes = self._queries, waiting.ready, waiting.lanes
-        reached, cost_of, tasks = self._reached, self._costs.of, len(self._shares)
-        served: dict[int, list[float]] = {}  # what each query counts for, by task
+        cost_of = None if self._costs.alike else self._costs.of
+        reached, tasks = self._reached, len(self._shares)
+        served: dict[int, list[float]] = defaultdict(list)  # what each query counts for, by task
         for query in picked:
-            key, task = query.key, query.task
+            key, task, mine = query.key, query.task, query.rows
             del queries[key], ready[key]
-            counts = query.rows * cost_of(query)
             if not 0 <= task < tasks:  # the same
                 task = 0
-            if task in served:
-                served[task].append(counts)
-            else:
-                served[task] = [counts]
+            served[task].append(mine if cost_of is None else mine * cost_of(query))
         waiting.rows -= sum(map(rows_of, picked))
         for task, each in served.items():
             count, weight, priority = len(each), self._weight[task], self._shares[task].priority

@@ -53,6 +53,11 @@ class RowCosts:
         elif least == stage and now > before:
             self._cheapest = min(known, key=known.__getitem__)
 
+    @property
+    def alike(self) -> bool:
+        """Whether all rows count for one."""
+        return self._cheapest is None
+
     def of(self, query: Query) -> float:
         """Of one of its rows, here and at the stages ahead."""
         if self._cheapest is None:

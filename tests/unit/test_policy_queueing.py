@@ -158,7 +158,7 @@ def test_what_is_remembered_of_shapes_lengths_and_ways_has_a_bound(
         policy.done(1, (key,), 0)
     assert isinstance(policy, QueueingPolicy)
     made = policy._costs
-    kept = [policy._known_groups, policy._known_routes, made._lines, made._bounds]
+    kept = [policy._known_groups, policy._known_routes, made._lines, made._parts, made._bounds]
     if isinstance(policy, LbciPolicy):
         kept.append(policy._known_n_opt)
     assert all(0 < len(known) <= 9 for known in kept)
