@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from blockflow.core.errors import BlockFlowError
+from blockflow.core.records import record
 from blockflow.dispatcher.plan import Plan
 from blockflow.wire.data import HopTiming, Item
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answer:
     """A task's result as it came back: ``payload`` is whatever the server replies with.
 
@@ -148,14 +149,14 @@ UNTIL_OTHERS_END = frozenset({QUARANTINE, EDGE})
 """These are given free by requests that end or leave an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reply:
     """Send the terminal reply: every task of ``entry`` has an outcome."""
 
     entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetOut:
     """Send the input of ``entry``, which has just been let in, on its way."""
 
@@ -182,7 +183,7 @@ class Supersede:
     ends: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReleaseInput:
     """The retained input of ``entry`` is not needed any more; its credit is free."""
 

@@ -18,6 +18,7 @@ from blockflow.core.errors import (
     make_error,
 )
 from blockflow.core.model import tensor_bytes
+from blockflow.core.records import record
 from blockflow.core.routing import StageRoute
 from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.grants import GrantDesk
@@ -34,7 +35,7 @@ from blockflow.wire.tensor import TensorDesc
 MODE_HANDLES = "tensormq"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """A task's result for its client: a frame for the message, or the place of it."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, from_dict
+from blockflow.core.records import record
 from blockflow.wire.codec import (
     cut_texts,
     decode,
@@ -58,7 +59,7 @@ class Place:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """One call: ``tasks`` on one input tensor, to be answered within ``deadline_ms``.
 
@@ -98,7 +99,7 @@ class Invite:
     request_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """A node of the path with the name of its block."""
 
@@ -106,7 +107,7 @@ class Timing:
     hop: HopTiming
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskResult:
     """Outcome of one task: ``tensor`` (its frame follows the header) or ``error``.
 
@@ -128,7 +129,7 @@ class TaskResult:
     canary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reply:
     """The one terminal reply of a request: a result per task, in the order asked.
 
