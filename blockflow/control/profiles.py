@@ -14,7 +14,7 @@ from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan
-from blockflow.core.scarcity import is_away
+from blockflow.core.scarcity import passed_over
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.profile_record import ProfileRecord
@@ -35,8 +35,12 @@ class ProfileShelf:
         self._repository = BlockRepository(repository)
 
     def attach(self, order: Launch) -> Launch:
-        """The order with the profiles that hold for its stages. Raises BlockFlowError where the
-        repository is away: a policy that needs one would be refused for good."""
+        """The order with the profiles that hold for its stages.
+
+        Raises:
+            BlockFlowError: the repository is away, or there is no room to look: a policy that needs
+                a profile would be refused for good.
+        """
         spec = order.spec
         stages = [
             self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
@@ -44,15 +48,10 @@ class ProfileShelf:
         ]
         for stage in stages:
             if not stage["profile"] and stage["policy"].get("policy", "none") != "none":
-                self._look_at(BlockInfo.from_dict(stage["block"]))
+                info = BlockInfo.from_dict(stage["block"])
+                with passed_over():  # what is wrong with a block its worker says
+                    self._repository.info(info.name, digest=info.digest)
         return replace(order, spec={**spec, "stages": stages})
-
-    def _look_at(self, info: BlockInfo) -> None:
-        try:
-            self._repository.info(info.name, digest=info.digest)
-        except BlockFlowError as e:
-            if is_away(e):
-                raise
 
     def with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
         """The message with the points for its threads of the profile that holds, if any."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from blockflow.control.events import Launch, Send
 from blockflow.control.fleet import Fleet
 from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
-from blockflow.core.errors import RepositoryError
+from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.scarcity import is_away
 from blockflow.wire.control import Ping, SetPolicy
@@ -172,3 +174,17 @@ def test_a_policy_without_its_profile_waits_where_the_whole_repository_is_away(
     with pytest.raises(RepositoryError) as e:
         shelf.attach(asked)
     assert is_away(e.value)
+
+
+def test_a_policy_without_its_profile_waits_where_there_is_no_room_to_look_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = echo_repository(tmp_path)
+    stage = StageSpec(1, repository.info("a"), policy={"policy": "lbci"}).to_dict()
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        ProfileShelf(tmp_path).attach(order(1, stages=[stage], device="cpu", threads=1))
