@@ -8,7 +8,7 @@ from blockflow.core import limits
 from blockflow.core.dims import Dim, names_in, size_of, substituted
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.measuring import Subject
-from blockflow.core.model import BlockInfo
+from blockflow.core.model import ROWS, BlockInfo
 from blockflow.core.profile import StageProfile
 
 LENGTH = "length"
@@ -45,6 +45,7 @@ class StageFacts:
     Attributes:
         block: its name, for findings.
         max_rows: rows of the largest batch that the worker is laid out for; None = not known.
+        exported_rows: of the largest that the block computes; no topology raises it.
         threads: intra-op threads that it runs with (which column of the profile counts).
         profile: times measured with these threads; None when the repository holds no fresh ones.
         length_dims: where the variable dim (a sequence's length) stands in a query's shape: the
@@ -64,6 +65,7 @@ class StageFacts:
     pads: bool = False
     carries: Dim = LENGTH
     subject: Subject | None = None
+    exported_rows: int = limits.MAX_ROWS
 
     @classmethod
     def of(cls, spec: StageSpec, threads: int = 1) -> StageFacts:
@@ -88,6 +90,7 @@ class StageFacts:
             pads=spec.block.padding is not None,
             carries=carries(spec.block),
             subject=Subject((spec.block.name,), spec.engine, spec.precision, spec.options),
+            exported_rows=taken.ranges.get(ROWS, (1, limits.MAX_ROWS))[1],
         )
 
     def length(self, shape: tuple[int, ...]) -> int | None:

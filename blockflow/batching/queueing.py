@@ -100,11 +100,7 @@ class QueueingPolicy(Policy):
     ) -> list[Problem]:
         rows = options.get(cls.ROWS_OPTION, 1)
         problems = [
-            Problem(
-                f"{path}.{cls.ROWS_OPTION}",
-                f"{rows} rows are over the {f.max_rows} that block {f.block!r} is laid out for",
-                f"at most {f.max_rows}, or raise the block's max_rows",
-            )
+            _too_many(rows, f, f.max_rows, f"{path}.{cls.ROWS_OPTION}")
             for f in stages
             if f.max_rows is not None and rows > f.max_rows
         ]
@@ -331,3 +327,19 @@ def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> li
             f"run: {commands(needed)}",
         )
     ]
+
+
+def _too_many(rows: int, f: StageFacts, laid_out: int, path: str) -> Problem:
+    """What is wrong with batches of ``rows``, and what helps: no topology takes a block beyond the
+    rows that it was exported for."""
+    bound = laid_out >= f.exported_rows
+    why, helps = (
+        ("was exported for", f"export the block with --range rows=1..{rows}")
+        if bound
+        else ("is laid out for", "raise the block's max_rows")
+    )
+    return Problem(
+        path,
+        f"{rows} rows are over the {laid_out} that block {f.block!r} {why}",
+        f"at most {laid_out}, or {helps}",
+    )

@@ -101,6 +101,7 @@ def merged(members: Sequence[StageFacts]) -> StageFacts:
         lengths=first.lengths,
         pads=all(f.pads for f in members if f.length_dims) and first.pads,
         carries=carries,
+        exported_rows=min(f.exported_rows for f in members),
     )
 
 

@@ -203,10 +203,12 @@ def test_facts_of_a_stage_that_is_launched() -> None:
     assert found.profile is None
     found = StageFacts.of(StageSpec(3, replace(info, padding=None)))
     assert found.length_dims == (0,) and not found.pads
-    fixed = Contract(TensorSpec("float32", ("rows", 4)), TensorSpec("float32", ("rows", 4)))
+    few = TensorSpec("float32", ("rows", 4), {"rows": (1, 63)})
+    fixed = Contract(few, TensorSpec("float32", ("rows", 4)))
     info = BlockInfo("fixed", "1", "0" * 64, "pt2", fixed, 1, 4)
     found = StageFacts.of(StageSpec(3, info))
     assert found.length_dims == () and not found.pads and found.profile is None
+    assert found.exported_rows == 63
     picture = TensorSpec("float32", ("rows", "height", 3, "width"), {"width": (4, 64)})
     info = BlockInfo("wide", "1", "0" * 64, "pt2", Contract(picture, picture), 1, 4)
     wide = StageFacts.of(StageSpec(3, replace(info, padding=Padding("width", -1))))

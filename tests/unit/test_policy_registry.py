@@ -148,7 +148,12 @@ def test_a_bound_is_held_against_the_dearest_way_through_a_tree() -> None:
 def test_more_rows_than_the_worker_is_laid_out_for(spec: Mapping[str, Any], option: str) -> None:
     spec = dict(spec)
     (problem,) = policy_problems(spec, PATH, list(facts_for((1,)).values()))
-    assert problem.path == f"{PATH}.{option}" and "12" in problem.message
+    assert problem.path == f"{PATH}.{option}" and "12 that" in problem.message
+    assert problem.hint == "at most 12, or raise the block's max_rows"
+    bound = [replace(facts, exported_rows=12) for facts in facts_for((1,)).values()]
+    (problem,) = policy_problems(spec, PATH, bound)  # which no topology raises
+    assert problem.message.startswith("13 rows are over the 12 that block")
+    assert problem.hint == "at most 12, or export the block with --range rows=1..13"
     # Nothing is known of the stage: the policy's own bound stands.
     assert policy_problems(spec, PATH) == []
     narrow = [replace(facts, max_rows=1) for facts in facts_for((1,)).values()]

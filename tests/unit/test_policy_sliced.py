@@ -131,7 +131,8 @@ def test_a_stage_pads_if_all_of_it_does_and_scatters_like_the_worst_of_it() -> N
 
 def test_the_policy_sees_the_sum_of_a_stage() -> None:
     one, two = facts_for((1, 2)).values()
-    both = merged([replace(one, max_rows=4), two])
+    both = merged([replace(one, max_rows=4), replace(two, exported_rows=63)])
+    assert both.exported_rows == 63
     assert both.profile is not None and both.max_rows == 4
     assert [both.profile.ms(b) for b in (1, 3, 8)] == [4.0, 8.0, 18.0]
     assert merged([one]) is one
