@@ -82,10 +82,8 @@ class OpenVinoEngine(NativeEngine):
         held = _integers(model, self.block)
         self._indices = from_text(_said(model, INDICES))
         any_rows = runs(model)
-        fixed = {
-            rows: runs(core.read_model(str(path)), rows)
-            for rows in self.options.extra.get(FIXED_ROWS, ())
-        }
+        # a clone has the same constants: read again, each would keep those of its own
+        fixed = {rows: runs(model.clone(), rows) for rows in self.options.extra.get(FIXED_ROWS, ())}
         self._request = any_rows[0]
         self._fixed = {rows: run[0] for rows, run in fixed.items()}
 

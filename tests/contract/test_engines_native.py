@@ -5,7 +5,9 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +119,24 @@ def test_copies_inside_are_counted(
     # One row was not asked for: it runs in the model for any number.
     assert made.copied.outputs == (1 if engine == "openvino" else copies)
     made.close()
+
+
+def test_openvinos_models_for_given_rows_have_their_constants_together(
+    endings: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    open_vino = import_module("blockflow.engine.open_vino")
+    core, read = open_vino.openvino_core(), []
+
+    def read_model(path: str) -> Any:
+        read.append(path)
+        return core.read_model(path)
+
+    double = SimpleNamespace(read_model=read_model, compile_model=core.compile_model)
+    monkeypatch.setattr(open_vino, "openvino_core", lambda: double)
+    stored = Stored(CASES["openvino"], endings, endings.info("plain-pt2"))
+    stored.load(stored.create(EngineOptions(extra={FIXED_ROWS: [2, 3]}))).close()
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize(("fixed", "copies"), [([], 1), ([128], 0)])
