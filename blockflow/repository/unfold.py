@@ -8,6 +8,7 @@ operators is written by torch.export again; TorchScript would make constants of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -66,9 +67,30 @@ def _plain(module: fx.GraphModule) -> fx.GraphModule:
     """One tensor in, one out, without torch's wrapping of inputs and outputs."""
     graph = module.graph
     graph.set_codegen(fx.graph.CodeGen())
+    _open_plain_regions(module)
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == _GUARDS:
             graph.erase_node(node)
         elif node.op == "output" and isinstance(node.args[0], tuple) and len(node.args[0]) == 1:
             node.args = (node.args[0][0],)
     return fx.GraphModule(module, graph)
+
+
+def _open_plain_regions(module: fx.GraphModule) -> None:
+    """Put what torch.export keeps in a graph of its own, since it is computed without autocast, in
+    the place of its call: outside of autocast that is the same. Rotary positions are often made so,
+    and give sizes, which could not be followed through the call."""
+    graph = module.graph
+    for call in list(graph.nodes):
+        if call.target is not torch.ops.higher_order.wrap_with_autocast or call.args[2]:
+            continue
+        inner = getattr(module, call.args[4].target).graph
+        names = (n for n in inner.nodes if n.op == "placeholder")
+        if any(n.op == "get_attr" for n in inner.nodes):
+            continue
+        with graph.inserting_before(call):
+            made: Any = graph.graph_copy(inner, dict(zip(names, call.args[5:], strict=True)))
+        for item in list(call.users):
+            item.replace_all_uses_with(made[item.args[1]])
+            graph.erase_node(item)
+        graph.erase_node(call)

@@ -17,7 +17,7 @@ from blockflow.repository.export import export_model, export_tree
 from blockflow.repository.probe import example_input, probe_bindings
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
-from blockflow.repository.split import split_model
+from blockflow.repository.split import cut_before, split_model
 from blockflow.repository.traced import Traced
 from blockflow.repository.unfold import unfold
 from tests import export_rig
@@ -117,6 +117,30 @@ def test_sizes_that_were_computed_are_computed_again() -> None:
     for rows, length in ((1, 1), (3, 9)):
         x = torch.randn(rows, length, 4)
         torch.testing.assert_close(chain(stages, x), model(x))
+
+
+class Rotary(nn.Module):
+    """Turns by positions without autocast, with a size that each layer uses again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden, angles = self.embed(ids), torch.arange(64.0).cos()[:, None]
+        with torch.autocast("cpu", enabled=False):
+            last = -hidden.shape[1]
+            hidden = hidden * angles[last:]
+        for layer in self.layers:
+            hidden = layer(hidden) * angles[last:]
+        return hidden
+
+
+def test_what_is_computed_without_autocast_is_followed() -> None:
+    model = Rotary().eval()
+    operators = unfold(model, TOKENS, EXAMPLES)
+    same(cut_before(operators, ["layers.1"]), model)
 
 
 @pytest.fixture
