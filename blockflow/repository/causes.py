@@ -26,6 +26,11 @@ _CAUSES: Sequence[tuple[str, str]] = (
         "(quantize_dynamic() scales by all rows of a batch, which are several clients')",
     ),
     ("numpy", "the forward leaves torch for numpy: compute it with torch, or outside of the model"),
+    (
+        "node flex_attention",
+        "a pt2 file holds no flex_attention: torch.nn.functional.scaled_dot_product_attention with "
+        "an attn_mask (of numbers, added to the scores) computes the same",
+    ),
     ("Failed serializing node", "make sizes of whole numbers: -(-n // 8), not math.ceil(n / 8)"),
     (
         "data-dependent",

@@ -21,6 +21,7 @@ from blockflow.engine.base import EngineOptions
 from blockflow.engine.registry import create_engine
 from blockflow.launch.base import Launcher
 from blockflow.repository.artifact import write_artifact
+from blockflow.repository.causes import cause
 from blockflow.repository.export import export_model
 from blockflow.repository.operators import OWN
 from blockflow.repository.repository import BlockRepository
@@ -68,6 +69,22 @@ def test_an_operator_that_no_worker_has_is_named(
     error = refused(module().eval(), repo, format=format_)
     assert error.code == "EXPORT_FAILED"
     assert "blockflow_users::twice" in error.message and "a worker imports torch" in error.message
+
+
+def test_attention_that_no_file_holds_has_another_that_does() -> None:
+    """Torch's words: to have it say them takes seconds."""
+    told = RuntimeError("Failed serializing node flex_attention in graph: %flex_attention : [...")
+    assert "scaled_dot_product_attention" in cause(told, ROW)
+
+
+@pytest.mark.parametrize("asked", ["weight_g", "parametrizations"])
+def test_what_a_weight_was_computed_of_is_gone(repo: BlockRepository, asked: str) -> None:
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * getattr(self, asked)
+
+    hint = refused(Asks(4, 4).eval(), repo).hint
+    assert asked in hint and "let the forward read the weight" in hint
 
 
 def test_torchs_own_operators_are_known(launcher: Launcher, tmp_path: Path) -> None:
