@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,25 @@ def hold() -> None:
     for number in ENDING:
         # Not SIG_IGN: a process that is started meanwhile would inherit it and could not be ended.
         signal.signal(number, _ignore)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """What comes inside is heard when the context ends: an exception amid the import of torch may
+    end the process in native code, with a core dump and no word."""
+    asked: list[int] = []
+    mine = threading.current_thread() is threading.main_thread()
+    heard = {n: signal.getsignal(n) for n in ENDING} if mine else {}
+    before = {n: handler for n, handler in heard.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if asked:
+            signal.raise_signal(asked[0])
 
 
 class Main(Protocol):

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from blockflow.bench.interrupts import unbroken
 from blockflow.cli.options import Json, close_json, commas, progress_bar
 from blockflow.cli.streams import complain
 from blockflow.core.engines import VARIANTS
@@ -92,10 +93,11 @@ def convert_all(
     with progress_bar() as progress:
         progress("loading torch", 0.0)
         # here, not above: torch takes seconds that --help need not wait for
-        from blockflow.engine.workshop import EngineWorkshop
-        from blockflow.repository.convert import convert_block
-        from blockflow.repository.repository import BlockRepository
-        from blockflow.repository.samples import load_samples
+        with unbroken():
+            from blockflow.engine.workshop import EngineWorkshop
+            from blockflow.repository.convert import convert_block
+            from blockflow.repository.repository import BlockRepository
+            from blockflow.repository.samples import load_samples
 
         store, workshop = BlockRepository(repository), EngineWorkshop()
         specs = {name: store.info(name).contract.input for name in blocks}

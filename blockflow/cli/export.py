@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from blockflow.bench.interrupts import unbroken
 from blockflow.cli.convert import convert_all, print_variants, variant_kinds
 from blockflow.cli.exits import exit_code
 from blockflow.cli.options import close_json, commas, progress_bar, users_output
@@ -176,11 +177,12 @@ def _export(
     with progress_bar() as progress:
         progress("loading torch", 0.0)
         # here, not above: torch takes seconds that --help and --list need not wait for
-        from blockflow.engine.workshop import EngineWorkshop
-        from blockflow.repository.export import export_model, export_tree
-        from blockflow.repository.repository import BlockRepository
-        from blockflow.repository.sources import load_model
-        from blockflow.repository.zoo.catalog import ZOO
+        with unbroken():
+            from blockflow.engine.workshop import EngineWorkshop
+            from blockflow.repository.export import export_model, export_tree
+            from blockflow.repository.repository import BlockRepository
+            from blockflow.repository.sources import load_model
+            from blockflow.repository.zoo.catalog import ZOO
 
         zoo = ZOO.get(model)
         if ":" in model:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from blockflow.bench.interrupts import unbroken
+
 Entries = Mapping[str, tuple[str, str, str]]
 """Name -> module below blockflow.cli, function or group there, and the line that --help shows."""
 
@@ -35,7 +37,8 @@ class LazyGroup(TyperGroup):
 def load(entries: Entries, name: str) -> Any:
     """Import one command, or a group of them, and build it."""
     module, attribute, _ = entries[name]
-    found = getattr(import_module(f"blockflow.cli.{module}"), attribute)
+    with unbroken():
+        found = getattr(import_module(f"blockflow.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
         group = typer.main.get_command(found)
         group.name = name

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import typer
 
-from blockflow.bench.interrupts import INTERRUPTED, hold, interruptible, orderly
-from blockflow.cli import demo, thesis
+from blockflow.bench.interrupts import INTERRUPTED, hold, interruptible, orderly, unbroken
+from blockflow.cli import demo, lazy, thesis
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main as cli
 from blockflow.core.model import TensorSpec
@@ -101,6 +101,25 @@ def test_what_a_shell_or_nohup_has_ignored_stays_ignored(number: signal.Signals)
     signal.signal(number, signal.SIG_IGN)
     with interruptible():
         send(number)
+
+
+def test_an_import_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In native code an exception may end the process."""
+    done = []
+
+    def importing(name: str) -> Any:
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        done.append(name)
+        return import_module(name)
+
+    monkeypatch.setattr(lazy, "import_module", importing)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        lazy.load({"keys": ("keys", "keys", "")}, "keys")
+    assert done == ["blockflow.cli.keys"]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with unbroken():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_what_is_started_while_a_run_ends_can_be_ended_too() -> None:

@@ -28,6 +28,7 @@ from blockflow.bench.demo.measure import (
 )
 from blockflow.bench.demo.report import figures, print_report
 from blockflow.bench.demo.server import Connect, Leftovers, Rest, Server
+from blockflow.bench.interrupts import unbroken
 from blockflow.bench.results import ResultFile, fingerprint
 from blockflow.client import Client
 from blockflow.core.errors import make_error
@@ -178,7 +179,8 @@ class Demo:
         if s.reuse and blocks.are_stored(repository):
             self._say(f"Blocks of an earlier run: {s.repository}/")
             return
-        from blockflow.bench.demo.train import train  # torch takes seconds
+        with unbroken():
+            from blockflow.bench.demo.train import train  # torch takes seconds
 
         with self._step(f"Training on {len(data.train_images):,} images") as step:
             model = train(data, epochs=s.epochs, seed=s.seed, progress=step)
