@@ -195,8 +195,8 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             or (batch_norms(loaded.module) if _LONE_ROW in str(e) else "")
             or _out_of_a_table(e, x)
             or _settled_away(e)
-            or "check --input and --range against the model's forward, which has to take any "
-            "number of rows",
+            or "check --input and --range against the model's forward, which has to take one "
+            "tensor of any number of rows",
         ) from e
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,6 +18,12 @@ from blockflow.repository.traced import Traced, Untraced, first_line
 
 _PLAIN = (type(None), int, float, complex, str, bytes)
 """What a result may consist of in which there is no tensor."""
+
+
+_WRAP = (
+    "wrap the model: a forward that takes one tensor, hands on parts of it "
+    "(x[:, :8], x[:, 8:].long().clamp(0, 99)), and sets what is always the same"
+)
 
 
 class _Tracer(fx.Tracer):
@@ -71,8 +78,8 @@ def refuse_open_forward(module: nn.Module, where: str) -> None:
 
 
 def refuse_more_inputs(module: nn.Module, where: str) -> None:
-    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input, or
-    one by its name."""
+    """Raises ExportError: NOT_SPLITTABLE when ``forward`` has to be given more than one input, one
+    by its name, or several in a list or dict."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):  # a compiled method, which no Python describes
@@ -82,16 +89,32 @@ def refuse_more_inputs(module: nn.Module, where: str) -> None:
     names = ", ".join(p.name for p in required)
     if len(required) > 1:
         why = f"forward takes {len(required)} inputs ({names}); a block takes one"
-        hint = (
-            "wrap the model: a forward that takes one tensor, hands on parts of it "
-            "(x[:, :8], x[:, 8:].long().clamp(0, 99)), and sets what is always the same"
+        hint = _WRAP
+    elif several := _several(module, required):
+        why = (
+            f"forward takes its inputs in one {several.__name__} ({names}); a block takes a tensor"
         )
+        hint = _WRAP
+    elif parameters and all(p.kind is p.VAR_KEYWORD for p in parameters):
+        names = ", ".join(p.name for p in parameters)
+        why = f"forward takes its inputs by name alone (**{names}); a block takes a tensor"
+        hint = _WRAP
     elif required and required[0].kind is inspect.Parameter.KEYWORD_ONLY:
         why = f"forward takes its input by name alone ({names}); a block gives it without"
         hint = f"wrap the model: a forward that takes x and calls it with {names}=x"
     else:
         return
     raise ExportError("NOT_SPLITTABLE", why, where=where, hint=hint)
+
+
+def _several(module: nn.Module, required: Sequence[inspect.Parameter]) -> type | None:
+    """The kind of list or dict that the one input is said to be."""
+    kind: Any = None
+    with suppress(Exception):  # names that are not known there
+        kind = get_type_hints(module.forward)[required[0].name]
+    kind = get_origin(kind) or kind
+    several = isinstance(kind, type) and issubclass(kind, Mapping | Sequence)
+    return kind if several and not issubclass(kind, str) else None
 
 
 def refuse_result(result: object, code: str, where: str) -> None:

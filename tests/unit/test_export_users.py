@@ -26,6 +26,7 @@ from blockflow.repository.export import export_model
 from blockflow.repository.operators import OWN
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel
+from blockflow.repository.trace import refuse_more_inputs
 from blockflow.repository.weights import load_weights
 from tests import export_rig
 from tests.export_rig import ROW, SCRIPTED, TRACED, refused
@@ -75,6 +76,40 @@ def test_attention_that_no_file_holds_has_another_that_does() -> None:
     """Torch's words: to have it say them takes seconds."""
     told = RuntimeError("Failed serializing node flex_attention in graph: %flex_attention : [...")
     assert "scaled_dot_product_attention" in cause(told, ROW)
+
+
+def by_key(batch: dict[str, Tensor]) -> Tensor:
+    return batch["x"]
+
+
+def by_number(pair: list[Tensor]) -> Tensor:
+    return pair[0]
+
+
+def by_name(**inputs: Tensor) -> Tensor:
+    return inputs["x"]
+
+
+def any_way(x: Tensor | list[Tensor]) -> Tensor:
+    return x if isinstance(x, Tensor) else x[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (by_key, "its inputs in one dict (batch)"),
+        (by_number, "its inputs in one list (pair)"),
+        (by_name, "its inputs by name alone (**inputs)"),
+    ],
+)
+def test_inputs_in_one_object_are_several(forward: Any, why: str) -> None:
+    model: Any = nn.Linear(4, 4)
+    model.forward = any_way
+    refuse_more_inputs(model, "m")
+    model.forward = forward
+    with pytest.raises(ExportError) as e:
+        refuse_more_inputs(model, "m")
+    assert why in e.value.message and "takes one tensor, hands on parts of it" in e.value.hint
 
 
 @pytest.mark.parametrize("asked", ["weight_g", "parametrizations"])
