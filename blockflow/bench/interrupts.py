@@ -28,17 +28,30 @@ def interruptible() -> Iterator[None]:
     """The first Ctrl-C, SIGTERM or SIGHUP raises KeyboardInterrupt inside; :func:`hold` takes any
     other.
 
-    They mean again what they did when the context ends. Only for the main thread.
+    That is what leaves the context, whatever others have made of it: an exit status, or an error of
+    their own (extension modules do, while they are imported). The signals mean again what they did
+    when it ends. Only for the main thread.
     """
+    heard: list[int] = []
+
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        heard.append(number)
+        hold()
+        raise KeyboardInterrupt
+
     # None is a handler that is not Python's: it cannot be set again.
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDING}
     for number, handler in before.items():
         # Shells have background commands ignore Ctrl-C, which is meant for another one, and nohup
         # has any ignore SIGHUP.
         if handler is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, interrupt)
     try:
         yield
+    except BaseException as exc:
+        if not heard or (isinstance(exc, SystemExit) and not exc.code):
+            raise
+        raise KeyboardInterrupt from exc
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -82,19 +95,14 @@ def orderly(main: Callable[[list[str]], int]) -> Main:
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
-        with interruptible():
-            try:
+        try:
+            with interruptible():
                 return main(list(sys.argv[1:] if argv is None else argv))
-            except KeyboardInterrupt:
-                sys.stderr.write("interrupted; what was started was stopped\n")
-                return INTERRUPTED
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted; what was started was stopped\n")
+            return INTERRUPTED
 
     return run
-
-
-def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    hold()
-    raise KeyboardInterrupt
 
 
 def _ignore(number: int, frame: types.FrameType | None) -> None:

@@ -144,13 +144,13 @@ def answer_apart(do: Callable[[], None]) -> int:
     raises, or ``{}``."""
     _leave_interrupts_to_the_other()
     problem: BlockFlowError | None = None
-    with interruptible():
-        try:
+    try:
+        with interruptible():
             do()
-        except BlockFlowError as e:
-            problem = e
-        except KeyboardInterrupt:
-            return INTERRUPTED
+    except BlockFlowError as e:
+        problem = e
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write("\n" + json.dumps(problem.to_dict() if problem else {}) + "\n")
     return 0
 

@@ -55,12 +55,12 @@ def demo(
         rest_port=rest_port,
         client_port=client_port,
     )
-    with interruptible():
-        try:
+    try:
+        with interruptible():
             outcome = Demo(settings, console, RestClient).run()
-        except KeyboardInterrupt:
-            console.print("Interrupted. The system was stopped.")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except KeyboardInterrupt:
+        console.print("Interrupted. The system was stopped.")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     error = _close(console, outcome, settings)
     if as_json:
         close_json(outcome.to_dict(), error)

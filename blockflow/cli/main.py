@@ -181,16 +181,7 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
             yield
         return
     with interruptible():
-        waiting = signal.getsignal(signal.SIGTERM)
-        try:
-            yield
-        except BaseException as exc:
-            heard = signal.getsignal(signal.SIGTERM) != waiting
-            if not heard or (isinstance(exc, SystemExit) and not exc.code):
-                raise
-            # Whatever others have made of it: an exit status, or an error of their own (extension
-            # modules do, while they are imported).
-            raise KeyboardInterrupt from exc
+        yield
 
 
 @contextmanager

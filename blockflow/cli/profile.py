@@ -216,14 +216,14 @@ def _measure(
 @contextmanager
 def _resumable(console: Console) -> Iterator[None]:
     """Ctrl-C and SIGTERM end it with everything stopped on the way, and say how to go on."""
-    with interruptible():
-        try:
+    try:
+        with interruptible():
             yield
-        except KeyboardInterrupt:
-            console.print(
-                "Interrupted. What was measured is stored; the same command goes on from there."
-            )
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except KeyboardInterrupt:
+        console.print(
+            "Interrupted. What was measured is stored; the same command goes on from there."
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _print(console: Console, measured: Measured, wish: Wish) -> None:

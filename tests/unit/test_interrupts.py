@@ -222,6 +222,30 @@ def test_who_makes_another_error_of_it_was_interrupted_all_the_same(
     assert cli(["convert", "one", "--to", "onnx"]) == INTERRUPTED
 
 
+def test_the_demo_is_interrupted_whatever_its_imports_make_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: demo.Demo) -> Any:
+        with suppress(KeyboardInterrupt):
+            send(signal.SIGTERM)
+        raise ImportError("initialization failed")
+
+    monkeypatch.setattr(demo.Demo, "run", run)
+    assert cli(["demo"]) == INTERRUPTED
+    out, err = capsys.readouterr()
+    assert "Interrupted. The system was stopped." in out and not err
+
+
+def test_a_benchmark_is_interrupted_whatever_its_imports_make_of_it() -> None:
+    @orderly
+    def main(argv: list[str]) -> int:
+        with suppress(KeyboardInterrupt):
+            send(signal.SIGTERM)
+        raise ImportError("initialization failed")
+
+    assert main([]) == INTERRUPTED
+
+
 def test_who_ends_well_in_spite_of_it_has_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
     def convert_all(*_: Any, **__: Any) -> list[Any]:
         with suppress(KeyboardInterrupt):
