@@ -19,6 +19,10 @@ from blockflow.core.engines import TORCH_EXPORT
 BASE_MODULES: tuple[str, ...] = (
     "numpy",
     "zmq",
+    # What a Dispatcher imports by itself, late: it is replaced though the environment has gone.
+    "zmq.utils.garbage",
+    "encodings.ascii",
+    "encodings.idna",
     "msgpack",
     "psutil",
     "torch",

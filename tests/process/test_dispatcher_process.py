@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,16 @@ import json, sys
 from blockflow.dispatcher.main import run
 sys.exit(run(json.loads(sys.argv[1])))
 """
+TELLS = """
+import json, sys
+from blockflow.dispatcher.main import run
+from blockflow.launch.preload import BASE_MODULES, preload
+preload(m for m in BASE_MODULES if m.split(".")[0] in ("encodings", "msgpack", "numpy", "zmq"))
+before = set(sys.modules)
+status = run(json.loads(sys.argv[1]))
+imported = sorted(set(sys.modules) - before | {"torch"} & set(sys.modules))
+sys.exit(status or " ".join(imported) or 0)
+"""
 
 
 class Controller:
@@ -54,11 +65,15 @@ class Controller:
     Args:
         run_dir: the instance's.
         popen: starts a process.
+        code: what that runs.
     """
 
-    def __init__(self, run_dir: Path, popen: Callable[..., subprocess.Popen[bytes]]) -> None:
+    def __init__(
+        self, run_dir: Path, popen: Callable[..., subprocess.Popen[bytes]], code: str = CODE
+    ) -> None:
         self.run_dir = run_dir
         self._popen = popen
+        self._code = code
         self.context = new_context()
         self.socket, _ = bind_router(self.context, [f"ipc://{run_dir}/control.sock"])
         self.lifeline, self._lifeline_end = os.pipe()
@@ -70,7 +85,7 @@ class Controller:
 
         spec = json.dumps(launch_spec(self.run_dir, **changes).to_dict())
         self.process = self._popen(
-            [sys.executable, "-c", CODE, spec],
+            [sys.executable, "-c", self._code, spec],
             pass_fds=(self.lifeline,),
             env={**os.environ, LIFELINE_ENV: str(self.lifeline), "PYTHONPATH": os.getcwd()},
             stderr=subprocess.PIPE,
@@ -252,9 +267,19 @@ def test_one_that_gets_no_further_thread_has_not_been_ready(
     assert told[1].error["code"] == "NO_SPACE"
 
 
-def test_torch_is_not_needed() -> None:
-    code = "import blockflow.dispatcher.main, sys; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+def test_it_needs_no_torch_and_imports_nothing_that_templates_have_not() -> None:
+    """What it is installed in may have gone when another one is forked."""
+    with (
+        RunDir.create(run_root()) as run,
+        closing(Controller(run.path, subprocess.Popen, TELLS)) as made,
+    ):
+        made.start()
+        ready = made.expect(Ready)
+        made.serve(ready)
+        client = RawClient(made.context, ready.endpoints[0])
+        np.testing.assert_array_equal(client.infer("t", X)[0], X + 1)
+        made.say(Stop())
+        assert made.ended() == (0, "")
 
 
 def test_a_silent_controller_stops_nothing(controller: Controller) -> None:
