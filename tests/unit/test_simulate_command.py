@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
+import signal
+import subprocess
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -284,6 +287,25 @@ def test_a_child_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farm.sys, "executable", "/bin/false")
     with pytest.raises(BlockFlowError, match="ended"):
         farm.run_all(PLAN, 2, lambda cell, outcome: None)
+
+
+def test_no_child_is_left_where_another_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def popen(_: Any, **pipes: Any) -> subprocess.Popen[str]:
+        if begun:
+            raise OSError(errno.EMFILE, "Too many open files")
+        begun.append(start(["cat"], **pipes))
+        return begun[0]
+
+    monkeypatch.setattr(farm, "PAYS_S", 0.0)
+    monkeypatch.setattr(farm.subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="Too many"):
+        farm.run_all(PLAN, 2, lambda cell, outcome: None)
+    (child,) = begun
+    with child:
+        assert child.returncode == -signal.SIGKILL
 
 
 def test_the_page_on_batching_shows_what_its_commands_say(

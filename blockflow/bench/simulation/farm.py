@@ -112,9 +112,11 @@ def spread(
             pass
         raise make_error("INTERNAL", f"a simulating process ended (status {child.wait()})")
 
-    children = [subprocess.Popen(command, **pipes) for _ in range(count)]
+    children: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(count) as threads:
         try:
+            for _ in range(count):
+                children.append(subprocess.Popen(command, **pipes))
             finished, _ = wait(
                 [threads.submit(feed, child) for child in children], return_when=FIRST_EXCEPTION
             )
