@@ -94,8 +94,7 @@ class Executor:
         soonest = self.next_late_ns()
         if len(self._running) >= self.lanes:
             return soonest  # nothing can start before something is done
-        at = self._wait_until_ns
-        if at is not None and (soonest is None or at < soonest):
+        if (at := self._wait_until_ns) is not None and (soonest is None or at < soonest):
             soonest = at
         if self._stalled is not None:
             return min(soonest or _NEVER_NS, time.monotonic_ns() + _STALL_NS)
@@ -227,8 +226,8 @@ class Executor:
             self._landing.pop(batch, None)
             stage = self._stages[batch.stage]
             stage.meter.failures += len(batch.tickets)
-            limit = stage.spec.timeout_ms
-            error = BlockError("BLOCK_FAILED", f"no result within {limit} ms", where=stage.name)
+            what = f"no result within {stage.spec.timeout_ms} ms"
+            error = BlockError("BLOCK_FAILED", what, where=stage.name)
             self._delivery.fail([t.item for t in batch.tickets], error)
         return bool(late)
 
@@ -253,8 +252,7 @@ class Executor:
         given_up = self._given_up
         given_up.add(requests, now)
         gone = self._scheduler.withdraw(given_up, now)
-        batch = self._stalled
-        if batch is not None:
+        if (batch := self._stalled) is not None:
             gone += [t for t in batch.tickets if t.item in given_up]
             batch.keep(tuple([t for t in batch.tickets if t.item not in given_up]))
             if not batch.tickets:
@@ -280,14 +278,13 @@ class Executor:
     def _start_late(self, batch: Batch, now: int) -> Batch | None:
         """:meth:`_start` what has waited for a slot, but for those who have waited too long."""
         late = [t for t in batch.tickets if t.deadline_ns <= now]
-        if late:
-            for ticket in late:
-                self._expired(ticket)
-            batch.keep(tuple(t for t in batch.tickets if t not in late))
-            if not batch.tickets:
-                self._stalled = None
-                self._scheduler.done(batch, now)
-                return None
+        for ticket in late:
+            self._expired(ticket)
+        batch.keep(tuple(t for t in batch.tickets if t not in late))
+        if not batch.tickets:
+            self._stalled = None
+            self._scheduler.done(batch, now)
+            return None
         return self._start(batch, now)
 
     def _start(self, batch: Batch, now: int) -> Batch | None:
@@ -295,8 +292,7 @@ class Executor:
         self._stalled = None
         stage = self._stages[batch.stage]
         try:
-            if batch.pad_to:
-                batch.cuts = stage.cuts(batch)
+            batch.cuts = stage.cuts(batch)
             producer = self._delivery.producer_for(batch)
             out = None if producer is None else self._reserve(batch, producer)
             if producer is not None and out is None:

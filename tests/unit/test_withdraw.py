@@ -72,7 +72,7 @@ def test_the_scheduler_gives_back_what_is_withdrawn_and_runs_the_rest() -> None:
     known.add([(item(n).request_id, 1) for n in (0, 3, 4, 99)], 0)
     assert [t.key for t in scheduler.withdraw(known, 0)] == [0, 3, 4]
     assert scheduler.withdraw(known, 0) == []
-    assert scheduler.queued_rows() == 3
+    assert scheduler.all_rows == 3
     ran = []
     while isinstance(batch := scheduler.decide(1), Batch):
         ran += [t.key for t in batch.tickets]
