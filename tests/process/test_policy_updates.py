@@ -17,6 +17,7 @@ from blockflow.client import Client
 from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
 from blockflow.control.system import System
+from blockflow.control.update import Kind
 from blockflow.core.errors import TopologyError
 from blockflow.launch.base import Launcher
 from blockflow.repository.repository import BlockRepository
@@ -56,7 +57,7 @@ def running(root: Path, launcher: Launcher) -> Iterator[System]:
 
 @pytest.fixture
 def system(running: System, root: Path) -> System:
-    """Under ``none``, without a profile; the worker is the same in all tests."""
+    """Under ``none``, without a profile; the worker is mostly the same, and may have known one."""
     running.apply(body("none"))
     for file in (root / "blocks" / "slow").glob("profiles/*"):
         file.unlink()
@@ -166,7 +167,9 @@ def test_a_policy_and_the_threads_that_it_was_measured_with_come_together(
 def test_a_worker_that_keeps_its_policy_is_seen(
     system: System, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The profile goes between the acceptance and the change."""
+    """The profile goes between the acceptance and the change of a worker that has known none."""
+    system.commands.operate(Kind.STOP, "slow")
+    system.apply(body("none"))
     store(root, 1)
     with monkeypatch.context() as patch:
         patch.setattr(system.manager, "_lookups", Lookups(ProfileShelf(tmp_path)))
