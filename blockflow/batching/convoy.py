@@ -99,11 +99,11 @@ class Convoys:
         """Convoys that have landed since the last call; what has not arrived has left."""
         settled, self._landed = self._landed, []
         for convoy in settled:
-            if not convoy.landed.keys() <= convoy.waiting.keys():
+            if convoy.landed.keys() != convoy.waiting.keys():  # some left, or have branched
                 for key in convoy.landed.keys() - convoy.waiting.keys():
                     self._of.pop(key, None)
+                convoy.rows = sum(map(rows_of, convoy.waiting.values()))
             convoy.landed = {}
-            convoy.rows = sum(map(rows_of, convoy.waiting.values()))
         return settled
 
     def drop(self, key: int) -> Convoy | None:

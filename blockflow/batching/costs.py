@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from blockflow.batching.facts import StageFacts
 from blockflow.core.fit import CurveFit, fit_curve
@@ -33,11 +34,6 @@ def at(line: Sequence[int], rows: int) -> int:
     return line[-1] * rows // (len(line) - 1)
 
 
-def peak(line: Sequence[int], rows: int) -> int:
-    """The most of ``line`` up to ``rows``: measured times may fall somewhere."""
-    return max(at(line, rows), max(line[: rows + 1]))
-
-
 class Costs:
     """Times by stage, rows and length.
 
@@ -52,7 +48,7 @@ class Costs:
         self._top = min(top, _LONGEST)
         self._lines: dict[tuple[Route, int | None], Line] = {}
         self._parts: dict[tuple[Route, int | None], list[Line]] = {}
-        self._bounds: dict[tuple[Route, int | None, int], int] = {}
+        self._bounds: dict[tuple[Route, int | None], tuple[Line, dict[int, Line]]] = {}
         self._spreads = {
             stage: f.profile.r_max(f.threads) if f.profile and measured(f) else 0.0
             for stage, f in self._facts.items()
@@ -92,19 +88,27 @@ class Costs:
     def bound(self, route: Route, length: int | None, rows: int) -> int:
         """What no batch takes longer than that has up to ``rows`` rows at each stage of ``route``,
         or leaves it out, and of which nobody is longer than ``length`` where it begins."""
-        key = (route, length, rows)
-        bound = self._bounds.get(key)
-        if bound is None:
+        return at(self._bound_lines(route, length)[0], rows)
+
+    def bounds(self, route: Route, length: int | None) -> Mapping[int, Line]:
+        """:meth:`bound` at each stage of ``route``, by rows."""
+        return self._bound_lines(route, length)[1]
+
+    def _bound_lines(self, route: Route, length: int | None) -> tuple[Line, dict[int, Line]]:
+        key = (route, length)
+        found = self._bounds.get(key)
+        if found is None:
             if len(self._bounds) >= _KEPT:
                 self._bounds.clear()
-            bound, longest = 0, length
+            bounds, longest = dict[int, Line](), length
             for stage in route:
-                bound += peak(self.line((stage,), longest), rows)
+                # Measured times may fall somewhere; a bound does not.
+                bounds[stage] = list(accumulate(self.line((stage,), longest), max))
                 if longest is not None:
-                    carried = self._facts[stage].carried(longest)
-                    longest = max(longest, carried or 0)
-            self._bounds[key] = bound
-        return bound
+                    longest = max(longest, self._facts[stage].carried(longest) or 0)
+            whole = [sum(times) for times in zip(*bounds.values(), strict=True)]
+            found = self._bounds[key] = whole, bounds
+        return found
 
     def fluctuation(self, route: Iterable[int]) -> float:
         """LBCI's ``r_max``: the largest over the route's stages."""

@@ -264,10 +264,12 @@ class DvabatchPolicy(QueueingPolicy):
         requests of several, the two real parts' times are added instead of doubling one.)"""
         if len(queries) < 2:
             return len(queries)
-        heads = list(accumulate(map(rows_of, queries)))
-        total = heads[-1]
-        count = max(1, bisect_right(heads, (total + 1) // 2, 0, len(queries) - 1))
-        head = heads[count - 1]
+        total = sum(map(rows_of, queries))
+        count = head = (total + 1) // 2
+        if total > len(queries):  # some have several rows
+            heads = list(accumulate(map(rows_of, queries)))
+            count = max(1, bisect_right(heads, head, 0, len(queries) - 1))
+            head = heads[count - 1]
         line, route = self._known.line, self._routes(queries)
         whole = first = second = line(route, queries)
         if self._measure is not None:  # who is shorter takes less
@@ -280,7 +282,11 @@ class DvabatchPolicy(QueueingPolicy):
     def _stretch(self, now: int, busy: Collection[int]) -> None:
         """Let waiting queries join the newest batch, if it can still be joined."""
         row = self._table.newest
-        if row is None or any(len(r.parts) > 1 for r in self._table):
+        if row is None:
+            return
+        rows = row.size
+        active = self._table.size if self._input else rows
+        if active >= self._bs_max or any(len(r.parts) > 1 for r in self._table):
             return
         part, group = row.parts[0], self._groups[row.id]
         entry = self._position[group[0]]
@@ -294,10 +300,6 @@ class DvabatchPolicy(QueueingPolicy):
             # For a gain nobody joins whom another lane takes at once.
             or (self._by_gain and self.lanes - len(busy) > (not part.running))
         ):
-            return
-        rows = row.size
-        active = self._table.size if self._input else rows
-        if active >= self._bs_max:
             return
         aboard = [*part.running.values(), *part.waiting.values()]
         route = self._route(self._room.most_urgent(group))
@@ -345,18 +347,14 @@ class DvabatchPolicy(QueueingPolicy):
             return None
         route = self._route(self._room.most_urgent(group))
         limit = min(self._bs_max - active, self._limit(route))
-        in_time = self._in_time(group, now)
-
-        def fits(total: int, query: Query) -> bool:
-            return total <= limit and (in_time is None or in_time(total, query))
-
-        # With rows under way even the first has to fit; alone it may be larger than a batch.
-        queries = self._room.pick(group, limit, fits if active else in_time)
+        queries = self._room.pick(group, limit, self._in_time(group, limit, now))
+        if active and queries[0].rows > limit:  # alone it may be larger than a batch
+            return None
         if self._operator:
             # Before the first stage nothing has to be split: who should run later goes on waiting.
             while (half := self._half(queries)) < len(queries):
                 queries = queries[:half]
-        pair = self._pipeline.enter(level) if queries else None
+        pair = self._pipeline.enter(level)
         if pair is None:
             return None
         self._wanting.discard(group[0])

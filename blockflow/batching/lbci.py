@@ -279,7 +279,10 @@ class LbciPolicy(QueueingPolicy):
             return []
         k = route.index(stage)
         times = self._join_times(route, k, aboard, now, now)
-        n_d = sum(q.rows for q in aboard)
+        whole = BatchTimes(self._known)  # as if all of them ran all of it together
+        for query in aboard:
+            whole.add(query, route[:k] + times.from_there(query))
+        n_d = whole.rows
         done = now - batch.started_ns
         oldest, fits = now, 0
         same_way = self._room.pick(
@@ -289,8 +292,9 @@ class LbciPolicy(QueueingPolicy):
         for n, query in enumerate(same_way, start=1):
             oldest = min(oldest, query.ready_ns)
             times.add(query)
+            whole.add(query, route[:k] + times.from_there(query))
             end = times.end(times.all.latest())
-            in_bound = self._within(times.whole) and end - oldest + done < self._t_opt
+            in_bound = self._within(whole) and end - oldest + done < self._t_opt
             if in_bound and not times.makes_late():
                 fits = n
         joining = same_way[:fits]
@@ -311,7 +315,7 @@ class LbciPolicy(QueueingPolicy):
         if group is None:
             return None
         most = self._limit(self._route(self._room.most_urgent(group)))
-        in_time = self._in_time(group, now)
+        in_time = self._in_time(group, most, now)
         times, limit, most_ns, full = BatchTimes(self._known), most, 0.0, False
 
         def admit(rows: int, query: Query) -> bool:

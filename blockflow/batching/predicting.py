@@ -177,7 +177,6 @@ class JoinTimes:
 
     Attributes:
         all: of those aboard and the newcomers, from there on.
-        whole: of the same, as if they ran all of it together.
     """
 
     def __init__(
@@ -194,13 +193,14 @@ class JoinTimes:
         self._known = known
         self._now = now
         self._there_ns = there_ns
-        self._theirs = BatchTimes(known)
-        self.all, self.whole = BatchTimes(known), BatchTimes(known)
-        for query in aboard:
-            self._add(query)
+        self._theirs, self.all = BatchTimes(known), BatchTimes(known)
+        self._rests: dict[Route, Route] = {}
+        ways = list(map(self.from_there, aboard))
+        for query, way in zip(aboard, ways, strict=True):
+            self.all.add(query, way)
         self._bounds: dict[Route, int] = {}
-        for query in aboard:
-            way, bound = self._from_there(query), query.deadline_ns
+        for query, way in zip(aboard, ways, strict=True):
+            bound = query.deadline_ns
             # Who leaves before the boundary waits for nobody there.
             if way and there_ns + self.all.ns(way) <= bound < self._bounds.get(way, bound + 1):
                 self._bounds[way] = bound
@@ -212,17 +212,17 @@ class JoinTimes:
     def add(self, query: Query) -> None:
         """``query``, which goes the same way, is among the newcomers."""
         self._theirs.add(query, self._before)
-        self._add(query)
+        self.all.add(query, self.from_there(query))
 
-    def _add(self, query: Query) -> None:
-        way = self._from_there(query)
-        self.all.add(query, way)
-        self.whole.add(query, self._before + way)
-
-    def _from_there(self, query: Query) -> Route:
-        position = self._known.position
-        first = position[self._to_there[-1]]
-        return tuple([s for s in self._known.route_of(query) if position[s] >= first])
+    def from_there(self, query: Query) -> Route:
+        """The stages of ``query`` from where the batch waits on."""
+        route = self._known.route_of(query)
+        rest = self._rests.get(route)
+        if rest is None:
+            position = self._known.position
+            first = position[self._to_there[-1]]
+            rest = self._rests[route] = tuple([s for s in route if position[s] >= first])
+        return rest
 
     def end(self, way: Route) -> int:
         """When those who run ``way`` from there on have done so."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -32,9 +33,10 @@ from blockflow.core.measuring import Subject, commands
 MS = 1_000_000
 CLASSES = Ascending(limits.MAX_DIM)
 _SHAPES_KEPT = 4096
-
-
 _KEPT = 4
+_NOT_LOOKED = 7
+"""So many batches are formed query by query after one that deadlines bound: the look that could
+spare it costs as much as five queries do, and such batches may have less."""
 
 
 def latest_start(since_ns: int, deadline_ns: int, work_ns: int) -> int:
@@ -85,6 +87,7 @@ class QueueingPolicy(Policy):
         self._costs = self.COSTS(self.facts, max(self._max_rows.values()))
         fixed = not any(f.length_dims for f in self.facts.values())
         self._measure: LengthOf | None = None if fixed else self._length_of
+        self._in_danger = 0  # so many batches more are formed as if deadlines bound them
 
     @classmethod
     def batch_rows(cls, options: Mapping[str, Any], laid_out: int) -> int:
@@ -300,14 +303,36 @@ class QueueingPolicy(Policy):
             line(route, joining),
         )
 
-    def _in_time(self, group: Group, now: int) -> Admit | None:
-        """:func:`in_time` for a new batch of ``group``; None when no deadline is near."""
+    def _in_time(self, group: Group, limit: int, now: int) -> Admit | None:
+        """:func:`in_time` for a new batch of ``group`` with up to ``limit`` rows; None when nobody
+        of it is found to be in danger, which is sooner said than asked of each."""
         urgent = self._room.most_urgent(group)
         length = self.facts[group[0]].length(group[1])  # no query of the class is longer
         ahead, most = self.stages[self._position[group[0]] :], self._max_rows[group[0]]
         if urgent.deadline_ns >= now + self._costs.bound(ahead, length, most):
             return None
+        if self._in_danger:  # who is so once is so for a while
+            self._in_danger -= 1
+        elif self._all_in_time(self._room.pick(group, limit), ahead, length, now):
+            return None
+        else:
+            self._in_danger = _NOT_LOOKED
         return in_time(now, self._known)
+
+    def _all_in_time(
+        self, queries: Sequence[Query], ahead: Route, length: int | None, now: int
+    ) -> bool:
+        """Whether no batch of the first so many of ``queries`` makes one of them late. Those on
+        ways that visit stages before ``ahead`` are not looked at."""
+        there: dict[int, int] = defaultdict(int)  # rows by stage: most ways leave some out
+        for query in queries:
+            for stage in self._route(query):
+                there[stage] += query.rows
+        bounds = self._costs.bounds(ahead, length)
+        if not there.keys() <= bounds.keys():
+            return False
+        whole = sum([at(bounds[stage], rows) for stage, rows in there.items()])
+        return now + whole <= min([query.deadline_ns for query in queries])
 
 
 def missing_profiles(policy: str, stages: Sequence[StageFacts], path: str) -> list[Problem]:

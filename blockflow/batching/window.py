@@ -243,4 +243,4 @@ class WindowPolicy(QueueingPolicy):
         """With a profile: who would make others late stays for the next batch."""
         if not self._costs.known:
             return None
-        return self._in_time(group, now)
+        return self._in_time(group, self._max_rows[group[0]], now)

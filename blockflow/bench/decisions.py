@@ -5,8 +5,9 @@ which may be repeated, of these policies instead of the usual ones. Scheduling m
 beside a block's compute: at most 50 us with 64 queries waiting is the aim. Two things are timed:
 the *decision*, which is ``decide`` alone, and the whole *turn*: what the policy is told since the
 last one as well, that a batch is done (``done``) and who waits now (``arrive`` of each query that
-goes on in this worker, and of each new one). All of it in a chain, and in a tree, where each task
-goes on to a head of its own and has a deadline that is looked at.
+goes on in this worker, and of each new one). All of it in a chain; in a tree, where each task goes
+on to a head of its own and has a deadline that is looked at; and in that tree with deadlines that
+are tight, so that batches stay smaller.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _FAR = 10**15
 _NEAR = 1500 * _MS
 """Nearer than a batch of the most rows would take if all of them ran through every head, so that
 policies ask who would be late; and nobody is."""
-
+TIGHT = 600 * _MS
+"""So near that somebody would be late in a batch of the most rows."""
 
 DECISION, TURN = "decision", "turn"
 
@@ -58,13 +60,15 @@ def measure(
     decisions: int,
     lanes: int = 1,
     heads: int = 1,
+    due_ns: int | None = None,
 ) -> list[Figure]:
     """CPU time of ``decide`` and of whole turns while ``queued`` queries wait, over whole lives of
     batches.
 
     Time goes on virtually; each query that leaves is followed by a new one. With several ``lanes``
     as many batches run, of one stage as well, where the policy takes that. The tasks take turns
-    with the ``heads``: one is the end of a chain.
+    with the ``heads``: one is the end of a chain. Each query has ``due_ns`` till its deadline; by
+    default so much that nobody is late.
 
     Returns:
         the decision and the turn, in microseconds each.
@@ -72,7 +76,7 @@ def measure(
     stages = tuple(range(1, len(TRUNK) + heads + 1))
     policy, now, key = _policy(spec, tasks, stages), 0, 0
     ways = [(*TRUNK, stages[len(TRUNK) + task % heads]) for task in range(tasks)]
-    due = _FAR if heads == 1 else _NEAR
+    due = due_ns or (_FAR if heads == 1 else _NEAR)
     policy.lanes = lanes
     running: deque[Run] = deque()
     under_way: dict[int, Query] = {}
@@ -122,6 +126,8 @@ def measure(
         turns.append(deciding[-1] + told)
     labels = {"queued": queued, "tasks": tasks, "rows": round(statistics.fmean(rows or [0]), 1)}
     parts = [f", {n} {what}" for n, what in ((lanes, "lanes"), (heads, "heads")) if n > 1]
+    if due_ns is not None:
+        parts.append(f", due in {due_ns // _MS} ms")
     return [
         Figure.of(
             name,
@@ -135,9 +141,11 @@ def measure(
     ]
 
 
-def heads_for(spec: Mapping[str, Any], tasks: int) -> Sequence[int]:
-    """A chain, and a tree with a head for each task. (Stages of several blocks are a chain's.)"""
-    return (1,) if OPTION in spec or tasks == 1 else (1, tasks)
+def ways_for(spec: Mapping[str, Any], tasks: int) -> Sequence[tuple[int, int | None]]:
+    """Heads and time till the deadline: a chain, a tree with a head for each task, and that with
+    tight deadlines. (Stages of several blocks are a chain's.)"""
+    chain = (1, None)
+    return (chain,) if OPTION in spec or tasks == 1 else (chain, (tasks, None), (tasks, TIGHT))
 
 
 class _Clock:
@@ -217,9 +225,9 @@ def main(arguments: list[str]) -> int:
     figures = [
         figure
         for spec in options.policy or SPECS
-        for heads in heads_for(spec, options.tasks)
+        for heads, due in ways_for(spec, options.tasks)
         for figure in measure(
-            spec, options.queued, options.tasks, options.decisions, options.lanes, heads
+            spec, options.queued, options.tasks, options.decisions, options.lanes, heads, due
         )
     ]
     title = f"Cost of a decision, {options.queued} queued, {options.tasks} tasks"

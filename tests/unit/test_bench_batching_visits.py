@@ -14,7 +14,7 @@ import pytest
 from batching_rig import FakeClient, cell, profiles
 from rich.progress import Progress
 
-from blockflow.batching import queueing
+from blockflow.batching.queueing import QueueingPolicy
 from blockflow.bench import decisions
 from blockflow.bench.batching import cost, diversity, grids, lbci
 from blockflow.bench.batching import figures as f
@@ -244,7 +244,8 @@ def test_each_policy_takes_its_turn_alone() -> None:
         spent = [g for g in found if g.name == name]
         chain = [decisions.policy_name(spec) for spec in SPECS]
         tree = [f"{name}, {cost.TASKS} heads" for name in chain]
-        assert [g.mode for g in spent] == [*chain, "window, 2 lanes", *tree]
+        tight = [f"{mode}, due in 600 ms" for mode in tree]
+        assert [g.mode for g in spent] == [*chain, "window, 2 lanes", *tree, *tight]
         assert all(g.labels["verdict"] in ("met", "missed") for g in spent)
 
 
@@ -276,9 +277,15 @@ def test_a_turn_takes_longer_than_its_decision(lanes: int, heads: int) -> None:
 
 
 def test_in_a_tree_policies_ask_who_would_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each new batch; and in a chain nobody is near his deadline."""
-    asked: list[int] = []
-    monkeypatch.setattr(queueing, "in_time", lambda now, known: asked.append(now))
+    """Of each new batch, and nobody is; in a chain nobody is near his deadline."""
+    asked: list[bool] = []
+    look = QueueingPolicy._all_in_time
+
+    def looking(*args: Any) -> bool:
+        asked.append(look(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(QueueingPolicy, "_all_in_time", looking)
     for heads, times in ((1, 0), (8, 2)):
         decisions.measure({"policy": "window"}, 64, 8, 12, heads=heads)
-        assert len(asked) == times
+        assert asked == [True] * times

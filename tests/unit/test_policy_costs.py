@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from policy_rig import MS, profile
 
-from blockflow.batching.costs import Costs, FittedCosts, at, measured, peak
+from blockflow.batching.costs import Costs, FittedCosts, at, measured
 from blockflow.batching.facts import LENGTH, StageFacts
 from blockflow.batching.joining import Arrivals, Lines, _Ahead, gain
 from blockflow.batching.sliced import merged
@@ -31,10 +31,13 @@ def test_lines_follow_the_table() -> None:
     assert costs.fluctuation((1,)) == 0 and costs.fluctuation((1, 2)) == 0.2
 
 
-def test_the_most_of_a_line_is_that_of_any_batch_up_to_the_rows() -> None:
-    line = [0, 1, 9, 2, 20]
-    assert [peak(line, rows) for rows in (1, 2, 3, 4, 8)] == [1, 9, 9, 20, 40]
-    assert peak([0, 9, 2], 2) == 9
+def test_a_bound_is_the_most_of_any_batch_up_to_the_rows() -> None:
+    falls = StageFacts("falls", 32, 1, profile({1: 1.0, 2: 9.0, 3: 2.0, 4: 20.0}))
+    costs = Costs({1: falls, 2: FLAT}, 4)
+    assert [costs.bound((1,), None, rows) // MS for rows in (1, 2, 3, 4, 8)] == [1, 9, 9, 20, 40]
+    assert Costs({1: falls}, 3).bound((1,), None, 6) == 18 * MS
+    assert costs.bound((1, 2), None, 3) == 39 * MS
+    assert {s: line[3] // MS for s, line in costs.bounds((1, 2), None).items()} == {1: 9, 2: 30}
 
 
 def test_nothing_is_known_without_a_profile_for_the_threads() -> None:

@@ -100,6 +100,35 @@ def test_where_no_deadline_seems_near_none_is(
     assert near > 4
 
 
+@BY_NAME
+def test_who_is_bound_by_deadlines_is_not_looked_at_as_a_whole_each_time(
+    spec: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {1: StageFacts("b", 8, 1, profile({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}))}
+    policy = create_policy(spec, (1,), facts)
+    looked: list[bool] = []
+    look = QueueingPolicy._all_in_time
+
+    def looking(*args: Any) -> bool:
+        looked.append(look(*args))
+        return looked[-1]
+
+    monkeypatch.setattr(QueueingPolicy, "_all_in_time", looking)
+    seen = []
+    for key in range(0, 60, 3):
+        tight = key < 15
+        for one in range(3):  # of three, two would be in time
+            policy.arrive(query(key + one, 0, deadline_ms=20 if tight else 79), 0)
+        run = policy.decide(0)
+        assert isinstance(run, Run) and len(run.keys) == (2 if tight else 3)
+        policy.done(1, run.keys, 0)
+        if tight:
+            policy.drop(key + 2, 0)
+        seen.append(len(looked))
+    assert looked == [False] + [True] * 12
+    assert seen == [1] * 8 + list(range(2, 14))
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("lengths", [False, True], ids=["fixed", "lengths"])
 def test_times_that_are_counted_query_by_query_are_those_of_all(lengths: bool, lanes: int) -> None:

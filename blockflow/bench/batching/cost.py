@@ -36,10 +36,11 @@ def measure(ladder: Ladder, count: int) -> list[Figure]:
 def _decisions(count: int) -> list[Figure]:
     """The aim is one for a decision; the turn around it is held to the same number, apart."""
     out = []
-    cases = [(spec, 1, heads) for heads in (1, TASKS) for spec in decisions.SPECS]
-    cases.insert(len(decisions.SPECS), ({"policy": "window"}, _LANES, 1))
-    for spec, lanes, heads in cases:
-        for found in decisions.measure(spec, QUEUED, TASKS, count, lanes, heads):
+    ways = decisions.ways_for({}, TASKS)
+    cases = [(spec, 1, *way) for way in ways for spec in decisions.SPECS]
+    cases.insert(len(decisions.SPECS), ({"policy": "window"}, _LANES, *ways[0]))
+    for spec, lanes, heads, due in cases:
+        for found in decisions.measure(spec, QUEUED, TASKS, count, lanes, heads, due):
             verdict = judge_value(found.value, DECISION_GOAL_US)
             more = {"experiment": COST, "goal": DECISION_GOAL_US, "verdict": verdict.value}
             out.append(replace(found, labels={**found.labels, **more}))
