@@ -113,9 +113,10 @@ class Guardian:
                         raise self._short
                 except SystemError_ as e:
                     self._await_room(e)
-                    if not self._stopping():
-                        continue
-                    return 0
+                    if self._stopping():
+                        return 0
+                    refuse_mixture(cause)  # an installation that is mended may be of another one
+                    continue
                 now_ns = time.monotonic_ns()
                 if self._took_over:  # else nobody has been there since the one before it
                     died_ns = gone_since(self._spoke_ns, now_ns)

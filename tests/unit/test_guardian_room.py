@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blockflow.cli import up
-from blockflow.control import guardian
+from blockflow.control import guardian, release
 from blockflow.core.errors import SystemError_
 from tests.unit.test_guardian import END, KILLED, Life, Scripted, alone, it
 
@@ -70,6 +70,19 @@ def test_one_that_has_taken_over_or_begins_anew_dies_as_others_do(
         assert it.run() == 0
         assert [a for a, _ in it.forks] == [False, True, True, False, True]
         assert it.pauses == 4
+
+
+def test_while_they_are_waited_for_no_other_release_comes_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was waited for may have been the installation, which has been replaced."""
+    found = iter(["", "", "9.1.0"])
+    monkeypatch.setattr(release, "replaced_by", lambda: next(found))
+    it = Scripted(Life(), SHORT, SHORT, Life())
+    monkeypatch.setattr(it, "_await_room", awaited(it))
+    with pytest.raises(SystemError_, match=r"is release 9\.1\.0 by now"):
+        it.run()
+    assert (len(it.forks), it.ended) == (3, 1)
 
 
 def test_what_successors_wait_for_is_said_once_and_in_their_words(
