@@ -10,11 +10,12 @@ from typing import Any
 
 from blockflow.batching.registry import with_overlap
 from blockflow.control.events import Launch
+from blockflow.control.fleet import NO_ROOM
 from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import StagePlan
-from blockflow.core.scarcity import passed_over
+from blockflow.core.scarcity import is_away, passed_over
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.profile_record import ProfileRecord
@@ -43,15 +44,23 @@ class ProfileShelf:
         """
         spec = order.spec
         stages = [
-            self.with_profile(s, spec["device"], s["threads"] or spec["threads"])
+            self._attached(s, spec["device"], s["threads"] or spec["threads"])
             for s in spec["stages"]
         ]
-        for stage in stages:
-            if not stage["profile"] and stage["policy"].get("policy", "none") != "none":
-                info = BlockInfo.from_dict(stage["block"])
-                with passed_over():  # what is wrong with a block its worker says
-                    self._repository.info(info.name, digest=info.digest)
         return replace(order, spec={**spec, "stages": stages})
+
+    def _attached(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
+        if stage["policy"].get("policy", "none") == "none":
+            return self.with_profile(stage, device, threads)
+        try:
+            return self._profiled(stage, device, threads)
+        except BlockFlowError as e:
+            if e.code == NO_ROOM or is_away(e):
+                raise
+        info = BlockInfo.from_dict(stage["block"])
+        with passed_over():  # what is wrong with a block its worker says
+            self._repository.info(info.name, digest=info.digest)
+        return dict(stage)
 
     def with_points(self, message: SetPolicy, plan: StagePlan) -> SetPolicy:
         """The message with the points for its threads of the profile that holds, if any."""
@@ -95,12 +104,14 @@ class ProfileShelf:
     def with_profile(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
         """A :meth:`StageSpec.to_dict` with the profile that holds for it, if there is one: the
         points for ``threads``, for a process is told of all its blocks in one bounded order."""
-        info = BlockInfo.from_dict(stage["block"])
-        asked = stage["engine"], stage["precision"]
         try:
-            found = self._find(info, *asked, stage["options"], device)
+            return self._profiled(stage, device, threads)
         except BlockFlowError:
             return dict(stage)  # a policy that needs one says so itself, with the command
+
+    def _profiled(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
+        info, asked = BlockInfo.from_dict(stage["block"]), (stage["engine"], stage["precision"])
+        found = self._find(info, *asked, stage["options"], device)
         return {**stage, "profile": found.profile.only(threads).to_dict()}
 
     def _find(

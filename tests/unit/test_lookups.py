@@ -19,7 +19,7 @@ from blockflow.control.events import Launch, Send
 from blockflow.control.fleet import Fleet
 from blockflow.control.lookups import Lookups
 from blockflow.control.profiles import ProfileShelf
-from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.launchspec import StageSpec
 from blockflow.core.scarcity import is_away
 from blockflow.wire.control import Ping, SetPolicy
@@ -176,15 +176,27 @@ def test_a_policy_without_its_profile_waits_where_the_whole_repository_is_away(
     assert is_away(e.value)
 
 
-def test_a_policy_without_its_profile_waits_where_there_is_no_room_to_look_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "times", "code"),
+    [
+        (errno.ENFILE, 99, "NO_SPACE"),
+        (errno.ENFILE, 1, "NO_SPACE"),
+        (errno.ESTALE, 1, "UNKNOWN_BLOCK"),
+    ],
+)
+def test_a_policy_without_its_profile_waits_where_it_could_not_be_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, times: int, code: str
 ) -> None:
+    """Also where what comes next can be read again."""
     repository = echo_repository(tmp_path)
     stage = StageSpec(1, repository.info("a"), policy={"policy": "lbci"}).to_dict()
+    fails, opened = [OSError(number, os.strerror(number))] * times, os.open
 
-    def fails(*_: object, **__: object) -> int:
-        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+    def open_(*args: Any, **more: Any) -> int:
+        if fails:
+            raise fails.pop()
+        return opened(*args, **more)
 
-    monkeypatch.setattr(os, "open", fails)
-    with pytest.raises(SystemError_, match="NO_SPACE"):
+    monkeypatch.setattr(os, "open", open_)
+    with pytest.raises(BlockFlowError, match=code):
         ProfileShelf(tmp_path).attach(order(1, stages=[stage], device="cpu", threads=1))
