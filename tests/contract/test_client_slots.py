@@ -60,8 +60,9 @@ def test_slots_of_a_further_size_are_asked_for_when_the_first_tensor_of_it_leave
     make: Make, dispatcher: FakeDispatcher
 ) -> None:
     """And not with the next event, which may be its answer."""
-    client = make(dispatcher.endpoint)
-    attach(client, deadline_s=60)  # a deadline that passes, even an old one, is an event
+    # A time-out that passes, even that of a request which has long been answered, is an event.
+    client = make(dispatcher.endpoint, connect_timeout_s=60)
+    attach(client, deadline_s=60)
     slots = client.shared_memory.upload_slots
     client.submit("silent", np.tile(LARGE, (4, 1)), deadline_s=60)
     wait_until(lambda: client.shared_memory.upload_slots > slots)
