@@ -70,8 +70,11 @@ class Owner:
         elif lease.state is SlotState.RESERVED or lease.holds:
             yield from (("publish", c) for c in (ONE, TWO) if self._lanes_left())
         if lease.state is not SlotState.FREE:
-            yield ("unhold" if lease.holds else "hold"), 0
             yield "sweep", 0
+        if lease.holds:
+            yield "unhold", 0
+        elif lease.state is SlotState.RESERVED:  # who holds a slot does so before anybody has it
+            yield "hold", 0
         yield from (("open", i) for i in range(len(self.messages)))
         yield from (("lose", i) for i in range(len(self.messages)))
         yield from (("die", c) for c in (ONE,) if c not in self.dead)
