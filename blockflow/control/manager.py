@@ -242,11 +242,11 @@ class Manager:
             self.brain.readopt(outcome.adoption, time.monotonic_ns())
             self._carry_out()
         except Exception as e:
-            log.exception("what runs cannot be taken over")
             lacking = no_room(e, f"no room to take over: {e}", "manager")
             if lacking is not None:
-                ward.line.failing(lacking)  # the next one may find it
+                ward.line.failing(lacking)  # the next one may find it; the guardian says so, once
             else:
+                log.exception("what runs cannot be taken over")
                 # Better a moment without service than processes that nobody looks after.
                 ward.line.anew(f"taking over failed: {type(e).__name__}: {e}")
             os._exit(1)

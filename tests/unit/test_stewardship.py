@@ -210,8 +210,13 @@ class Ended(BaseException):
     ],
 )
 def test_a_takeover_that_finds_no_room_is_left_to_the_next_successor(
-    cause: Exception, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    cause: Exception,
+    said: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """There is one each second: the guardian says why, and only once."""
+
     def ends(_status: int) -> NoReturn:
         raise Ended
 
@@ -227,7 +232,7 @@ def test_a_takeover_that_finds_no_room_is_left_to_the_next_successor(
     monkeypatch.setattr(manager, "Succession", fails)
     with pytest.raises(Ended):
         Manager._succeed(MagicMock(), MagicMock(), cast(Ward, SimpleNamespace(line=line)))
-    assert told == said
+    assert told == said and bool(caplog.records) is isinstance(cause, KeyError)
 
 
 def test_what_status_tells_of_the_managers(monkeypatch: pytest.MonkeyPatch) -> None:
