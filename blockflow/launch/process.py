@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import is_scarcity
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -248,29 +249,46 @@ def start_time(pid: int) -> int:
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
     try:
-        # The name in parentheses may hold anything, blanks and parentheses too.
-        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+        return _looked_up(pid)
     except OSError:
         return None
+
+
+def _looked_up(pid: int) -> tuple[int, int] | None:
+    # The name in parentheses may hold anything, blanks and parentheses too.
+    fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
     return (int(fields[1]), int(fields[19])) if fields[0] not in (b"Z", b"X") else None
 
 
 def open_process(pid: int, started: int) -> int:
-    """A pidfd of the process with this number that was started then; -1 = it is gone."""
+    """A pidfd of the process with this number that was started then; -1 = it is gone.
+
+    Raises:
+        OSError: there is no room to find out; nobody is dead for want of a descriptor.
+    """
+    pidfd = -1
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
-        return -1
-    # Looked up once it is held: from here on the number stands for nobody else.
-    if started == 0 or start_time(pid) != started:
-        os.close(pidfd)
-        return -1
-    return pidfd
+        # Looked up once it is held: from here on the number stands for nobody else.
+        found = _looked_up(pid)
+        if started and found is not None and found[1] == started:
+            held, pidfd = pidfd, -1
+            return held
+    except OSError as e:
+        if is_scarcity(e):
+            raise
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+    return -1
 
 
 def kill_process(pid: int, started: int) -> None:
-    """SIGKILL to this process, if it still is the one that was started then."""
-    pidfd = open_process(pid, started)
+    """SIGKILL to this process, if it still is the one that was started then, and there is room to
+    find that out."""
+    pidfd = -1
+    with suppress(OSError):
+        pidfd = open_process(pid, started)
     if pidfd >= 0:
         try:
             with suppress(ProcessLookupError):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -225,6 +226,26 @@ def test_no_descriptor_is_left_open(
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda pidfd, number: None)
     before = sorted(os.listdir("/proc/self/fd"))
     assert call(os.getpid()) in (-1, None)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("lacks", ["pidfd_open", "read_bytes"])
+def test_nobody_is_dead_for_want_of_a_descriptor(
+    monkeypatch: pytest.MonkeyPatch, lacks: str, number: int
+) -> None:
+    """A successor would start others in the place of all that serve, and end these."""
+
+    def fails(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    pid, before = os.getpid(), sorted(os.listdir("/proc/self/fd"))
+    began = start_time(pid)
+    with monkeypatch.context() as patch:
+        patch.setattr(os if lacks == "pidfd_open" else Path, lacks, fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            open_process(pid, began)
+        kill_process(pid, began)
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
