@@ -84,12 +84,14 @@ class Prober:
         """Bind the socket and start the thread. Raises SystemError_."""
         context = new_context()
         try:
+            # Here, not in the thread: nobody would hear that there is no room to read the key.
+            guard = LinkGuard(Gatekeeper(context), self._run_dir)
             pull, self._endpoint = bind_pull(context, "ipc", self._run_dir, self._incarnation)
         except BaseException:
             context.term()
             raise
         thread = threading.Thread(
-            target=self._run, args=(context, pull), name="bf-prober", daemon=True
+            target=self._run, args=(context, pull, guard), name="bf-prober", daemon=True
         )
         thread.start()
         self._thread = thread
@@ -123,11 +125,12 @@ class Prober:
 
     # --- the Prober's thread --------------------------------------------------------------------
 
-    def _run(self, context: zmq.Context[zmq.Socket[bytes]], pull: zmq.Socket[bytes]) -> None:
+    def _run(
+        self, context: zmq.Context[zmq.Socket[bytes]], pull: zmq.Socket[bytes], guard: LinkGuard
+    ) -> None:
         poller = zmq.Poller()
         poller.register(pull, zmq.POLLIN)
         poller.register(self._inbox.fileno(), zmq.POLLIN)
-        guard = LinkGuard(Gatekeeper(context), self._run_dir)
         push = PushCache(context, poller, protect=guard.connect)
         open_ = True
         while open_:

@@ -7,6 +7,7 @@ import os
 import queue
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from refusals_rig import no_descriptor
 
 from blockflow.control.events import Prove, Proved
 from blockflow.control.probe import Prober
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import BlockError, SystemError_
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
+from blockflow.tensormq.curve import LINK_FILE
 from blockflow.tensormq.janitor import RunDir, run_root
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.sockets import bind_pull, new_context
@@ -201,3 +203,12 @@ def test_of_the_dead_nothing_is_reported(rig: Rig) -> None:
     rig.answer(other)
     rig.outcome()
     assert rig.outcomes.empty()
+
+
+def test_a_key_that_cannot_be_read_ends_the_start_and_not_the_thread(tmp_path: Path) -> None:
+    """Nothing would ever be proved, and nobody told why."""
+    (tmp_path / LINK_FILE).touch(mode=0o666)
+    prober = Prober(tmp_path, PROBER, lambda _: None)
+    with pytest.raises(SystemError_):
+        prober.start()
+    prober.close()
