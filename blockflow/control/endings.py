@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blockflow.control.events import Exited
 from blockflow.control.fleet import TICKETS_SHOWN, Crash, LastWork, Life
@@ -13,7 +13,7 @@ from blockflow.control.supervision import RestartLedger, Verdict, spread
 from blockflow.core.errors import SystemError_
 from blockflow.core.scarcity import no_room
 from blockflow.launch.child import CRASH_STATUS
-from blockflow.launch.process import describe_exit
+from blockflow.launch.process import EXIT_START_FAILED, describe_exit
 from blockflow.tensormq.atwork import Work
 from blockflow.wire.data import REQUEST_ID_BYTES
 
@@ -24,6 +24,41 @@ ABORTED = FATAL + "Aborted"
 
 _TYPED = f"{SystemError_.__module__}."
 """How a traceback's last line begins where the exception is one of BlockFlow's own."""
+
+
+_WORD_NS = 2_000_000_000
+"""How long a dead process's last words may be on their way."""
+
+
+class LastWords:
+    """The dead of whom something may be heard yet: why a start failed is said just before the end,
+    and may be overtaken by it.
+
+    Args:
+        find: gives the life of an incarnation.
+    """
+
+    def __init__(self, find: Callable[[int], Life | None]) -> None:
+        self._find = find
+        self._dead: dict[int, tuple[int, Exited]] = {}
+
+    def add(self, death: Exited, now_ns: int) -> None:
+        self._dead[death.incarnation] = (now_ns + _WORD_NS, death)
+
+    def deadlines(self) -> list[int]:
+        """When :meth:`heard_out` is due at the latest."""
+        return [due for due, _ in self._dead.values()]
+
+    def heard_out(self, now_ns: int) -> list[Exited]:
+        """Those of whom nothing more is to be expected; each is given once."""
+        out = []
+        for incarnation, (due, death) in list(self._dead.items()):
+            life = self._find(incarnation)
+            silent = death.status == EXIT_START_FAILED and life is not None and life.error is None
+            if not silent or now_ns >= due:
+                del self._dead[incarnation]
+                out.append(death)
+        return out
 
 
 def last_words(status: int, log_tail: Sequence[str]) -> str:

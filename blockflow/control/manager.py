@@ -24,6 +24,7 @@ from blockflow.control.children import Children
 from blockflow.control.controller import Controller
 from blockflow.control.crashes import CrashBook
 from blockflow.control.crew import ns
+from blockflow.control.endings import LastWords
 from blockflow.control.events import (
     AllGone,
     Begun,
@@ -59,7 +60,6 @@ from blockflow.control.waiters import Waiter, Waiters, fulfil, result_of
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.core.scarcity import no_room
 from blockflow.launch.base import Launcher
-from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.launch.ward import Ward
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.janitor import RunDir, remove_leavings
@@ -69,9 +69,6 @@ from blockflow.wire.control import Pong, Ready, RoutesApplied, Stats
 log = logging.getLogger("blockflow.control")
 
 T = TypeVar("T")
-
-_WORD_NS = 2_000_000_000
-"""How long a dead process's last words may be on their way."""
 
 _CALL_S = 30.0
 """A command waits this long for the Manager's thread, which itself waits for nobody for long."""
@@ -133,7 +130,7 @@ class Manager:
             launcher, self._lookups.launch, self._poll, self._log_dir, store.warn, self._kills.claim
         )
         self._waiters = Waiters()
-        self._reaped: dict[int, tuple[int, Exited]] = {}
+        self._dead = LastWords(self.brain.crew.find)
         self._thread = threading.Thread(target=self._run, name="bf-manager", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------
@@ -216,11 +213,7 @@ class Manager:
         if self._inheritance is not None and self._ward is not None:
             self._succeed(self._inheritance, self._ward)
         while self._running:
-            try:
-                self._turn()
-            except Exception:
-                # A defect must not take the control plane with it: what runs keeps serving.
-                log.exception("defect in the manager's loop")
+            if self._apart(self._turn) is not None:
                 time.sleep(0.05)
         self._children.kill_all(self.settings.timing.stop)
         self._waiters.dismiss()
@@ -257,18 +250,12 @@ class Manager:
         """One round of the loop: wait, take what came, carry out what follows."""
         ready = [fd for fd, _ in self._poll.poll(self._timeout_ms())]
         for item in self._inbox.drain():
-            if isinstance(item, Received):
-                self._received(item)
-            elif isinstance(item, Proved):
-                self.brain.handle(item, time.monotonic_ns())
-            else:
-                item()
-            self._carry_out()
+            self._apart(partial(self._take, item))
         now = time.monotonic_ns()
         for death in self._children.reap(ready):
-            self._reaped[death.incarnation] = (now + _WORD_NS, death)
-        for death in self._heard_out(now):
-            self._died(death)
+            self._dead.add(death, now)
+        for death in self._dead.heard_out(now):
+            self._apart(partial(self._died, death))
         deadline = self.brain.deadline()
         if deadline is not None and now >= deadline:
             self.brain.tick(now)
@@ -286,10 +273,29 @@ class Manager:
             self._carry_out()
         self._waiters.check(now)
 
+    def _apart(self, act: Callable[[], None]) -> Exception | None:
+        """Do it. A defect must not take with it what else there is to do, or the control plane:
+        what runs keeps serving."""
+        try:
+            act()
+        except Exception as e:
+            log.exception("defect in the manager's loop")
+            return e
+        return None
+
+    def _take(self, item: Received | Proved | Callable[[], None]) -> None:
+        if isinstance(item, Received):
+            self._received(item)
+        elif isinstance(item, Proved):
+            self.brain.handle(item, time.monotonic_ns())
+        else:
+            item()
+        self._carry_out()
+
     def _timeout_ms(self) -> int:
         now = time.monotonic_ns()
         times = [self.brain.deadline(), self._health.deadline(), self._children.deadline(now)]
-        times += [*self._waiters.deadlines(), *(due for due, _ in self._reaped.values())]
+        times += [*self._waiters.deadlines(), *self._dead.deadlines()]
         soonest = min(t for t in times if t is not None)
         return max(0, -(-(soonest - now) // 1_000_000))
 
@@ -310,18 +316,6 @@ class Manager:
             if isinstance(message, Ready):
                 self._health.loaded(event.incarnation)
             self.brain.handle(event, now)
-
-    def _heard_out(self, now: int) -> list[Exited]:
-        """The dead of whom nothing more is to be expected: why a start failed is said just before
-        the end, and may be overtaken by it."""
-        out = []
-        for incarnation, (due, death) in list(self._reaped.items()):
-            life = self.brain.crew.find(incarnation)
-            silent = death.status == EXIT_START_FAILED and life is not None and life.error is None
-            if not silent or now >= due:
-                del self._reaped[incarnation]
-                out.append(death)
-        return out
 
     def _died(self, death: Exited) -> None:
         if self._tenure.ordered(death.status):
@@ -347,15 +341,22 @@ class Manager:
         self._crashes.take(self.brain.crew, incarnation, now)
 
     def _carry_out(self) -> None:
-        """Do what the Brain says, and what follows from doing it, until it asks for nothing."""
+        """Do what the Brain says, and what follows from doing it, until it asks for nothing. Raises
+        what a defect has raised, when all the others are done."""
+        defects: list[Exception] = []
         while True:
             instructions = self.brain.take()
             self._tenure.record(self.brain.realm)
             if not instructions:
-                return
+                break
             for instruction in instructions:
-                if (event := self._do(instruction)) is not None:
-                    self._happened(event)
+                try:
+                    if (event := self._do(instruction)) is not None:
+                        self._happened(event)
+                except Exception as e:
+                    defects.append(e)
+        if defects:
+            raise defects[0] if len(defects) == 1 else ExceptionGroup("defects", defects)
 
     def _do(self, instruction: Instruction) -> Event | None:
         if isinstance(instruction, Send):
