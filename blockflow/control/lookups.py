@@ -4,6 +4,7 @@ other processes, and is not kept for long."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -24,7 +25,8 @@ T = TypeVar("T")
 
 
 class Lookups:
-    """Asks a shelf in a thread of its own, one question at a time. For one thread to use.
+    """Asks a shelf in a thread of its own, one question at a time. For one thread to use, which is
+    not kept for longer by many questions in a row than by one.
 
     Args:
         shelf: it reads the repository.
@@ -34,6 +36,7 @@ class Lookups:
         self._shelf = shelf
         self._asked: object = None
         self._answer: Future[Any] | None = None
+        self._waited_s = self._since_s = 0.0
 
     def launch(self, order: Launch) -> Launch | None:
         """The order with the profiles of its stages; None: ask again, the disk has not answered.
@@ -56,6 +59,8 @@ class Lookups:
         if plan is None:
             return message
         question = partial(self._shelf.with_points, message, plan)
+        if self._answer is not None:
+            self._wait(self._answer, _CHANGE_S)  # a launch may have asked, and come again
         return self._ask(object(), plan.spec.name, question, _CHANGE_S) or message
 
     def _ask(
@@ -64,9 +69,17 @@ class Lookups:
         """The answer, if it is there; kept until something else is asked. Raises what it raises."""
         if self._answer is None or (key != self._asked and self._answer.done()):
             self._asked, self._answer = key, begun(question)
-            wait([self._answer], patience_s)
+            self._wait(self._answer, patience_s)
             if not self._answer.done():
                 log.warning("%s waits for the repository, which does not answer", whose)
         if key != self._asked or not self._answer.done():
             return None
         return self._answer.result()
+
+    def _wait(self, answer: Future[Any], patience_s: float) -> None:
+        """For an answer. How long was waited before is taken off, and forgotten as time passes."""
+        now = time.monotonic()
+        self._waited_s = max(0.0, self._waited_s - (now - self._since_s))
+        wait([answer], max(0.0, patience_s - self._waited_s))
+        self._since_s = time.monotonic()
+        self._waited_s += self._since_s - now

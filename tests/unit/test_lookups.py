@@ -131,6 +131,49 @@ def test_what_a_lookup_raises_is_raised(shelf: Shelf) -> None:
     assert it.launch(order(2)) is not None
 
 
+def test_a_change_of_a_policy_waits_for_who_has_asked_before(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks again for it: the worker would refuse a policy that has a profile."""
+    it = Lookups(shelf)
+    monkeypatch.setattr(lookups, "GLANCE_S", 0.0)
+    assert it.launch(order(1)) is None
+    threading.Timer(0.01, shelf.may.set).start()
+    assert it.message(Send(7, SetPolicy(1, {})), fleet()) == SetPolicy(1, {}, profile={"found": 1})
+    while it.launch(order(1)) is None:
+        answered()
+
+
+def test_many_questions_in_a_row_keep_the_thread_no_longer_than_one(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes nearly as long as is waited for each worker would have the Manager killed
+    as one that hangs."""
+    now = [100.0]
+    asked: list[float] = []
+
+    def waited(_: object, patience_s: float) -> None:
+        asked.append(patience_s)
+        now[0] += min(patience_s, 20.0)
+        if patience_s >= 20.0:
+            shelf.may.set()
+            answered()
+
+    monkeypatch.setattr(lookups, "wait", waited)
+    monkeypatch.setattr(lookups, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    it = Lookups(shelf)
+    assert it.launch(order(1)) is not None
+    shelf.may.clear()
+    assert [it.launch(order(n)) for n in (2, 3, 2)] == [None] * 3
+    shelf.may.set()
+    answered()
+    now[0] += 5.0
+    assert it.launch(order(2)) is not None
+    shelf.may.clear()
+    assert it.launch(order(3)) is None
+    assert asked == [30.0, 10.0, 5.0]
+
+
 def test_each_change_of_a_policy_is_asked_for_anew(shelf: Shelf) -> None:
     """The profile may have been measured meanwhile."""
     shelf.may.set()
