@@ -107,7 +107,7 @@ class Commands:
 
     def history(self) -> list[dict[str, Any]]:
         """The epochs that are remembered, newest first; ``missing`` names the blocks whose artifact
-        of then is not stored any more."""
+        of then is not stored any more, and is None while the repository is away."""
         manager = self._manager
         state, serves = manager.call(lambda: (manager.store.state, manager.brain.realm.topology))
         pinned = {pair for p in state.history for pair in p.digests.items()}
@@ -120,7 +120,9 @@ class Commands:
                 "in_force": p.epoch == state.epoch and serves is not None,
                 "posted": as_posted(p.posted),
                 "digests": dict(p.digests),
-                "missing": [b for b, d in p.digests.items() if (b, d) in gone],
+                "missing": None
+                if gone is None
+                else [b for b, d in p.digests.items() if (b, d) in gone],
             }
             for p in reversed(state.history)
         ]

@@ -9,8 +9,9 @@ from typing import Any
 from blockflow.control.disk import GLANCE_S, Disk
 from blockflow.control.engines import lost_artifact
 from blockflow.control.profiles import ProfileShelf
-from blockflow.core.errors import RepositoryError, SystemError_
+from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import is_away, passed_over
 from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.repository.repository import BlockRepository
@@ -47,16 +48,22 @@ class Stock:
                 out.append({"name": name, "error": e.to_dict()})
         return out
 
-    def gone(self, artifacts: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Those pairs of block and digest that are not stored any more."""
-        return self._disk.ask(lambda: {pair for pair in artifacts if not self._has(*pair)})
+    def gone(self, artifacts: Iterable[tuple[str, str]]) -> set[tuple[str, str]] | None:
+        """Those pairs of block and digest that are not stored any more; None: nobody knows, for the
+        repository is away, or does not answer."""
+        try:
+            return self._disk.ask(lambda: {pair for pair in artifacts if not self._has(*pair)})
+        except BlockFlowError as e:
+            if not is_away(e):
+                raise
+            return None
 
     def _has(self, block: str, digest: str) -> bool:
-        try:
+        has = False
+        with passed_over():
             self._repository.info(block, digest=digest)
-        except RepositoryError:
-            return False
-        return True
+            has = True
+        return has
 
     def lost(self, topology: Topology) -> list[str]:
         """Why workers of these blocks could not be replaced, if so, for people. That anything is

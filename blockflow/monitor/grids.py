@@ -265,8 +265,11 @@ def history_grid(epochs: Sequence[Doc]) -> Grid:
     columns = (*_figures("epoch"), *_names("when", "how", "tasks", "note"))
     rows = []
     for e in epochs:
-        missing = [str(b) for b in e.get("missing") or []]
-        note = f"gone: {', '.join(missing)}" if missing else ""
+        missing = e.get("missing", [])
+        if isinstance(missing, list):
+            note = f"gone: {', '.join(map(str, missing))}" if missing else ""
+        else:
+            note = "the repository is away"
         rows.append(
             (
                 count(e.get("epoch")),

@@ -92,7 +92,7 @@ def test_what_was_posted_is_remembered_as_it_was(applied: tuple[Commands, list[A
 def test_what_is_told_of_it_is_the_askers_own(tmp_path: Path) -> None:
     """The next experiment is made of what is in force: that is stored, and comes back."""
     posted: dict[str, Any] = {"blocks": ["a"], "tasks": {"t": ["a"]}}
-    past = PastEpoch(1, "system-update", "", posted, {})
+    past = PastEpoch(1, "system-update", "", posted, {"a": "0" * 64})
     views = SimpleNamespace(topology=lambda: {"topology": {}, "posted": posted})
     manager = SimpleNamespace(
         brain=SimpleNamespace(realm=SimpleNamespace(topology=None)),
@@ -104,6 +104,7 @@ def test_what_is_told_of_it_is_the_askers_own(tmp_path: Path) -> None:
     for told in (commands.topology(), commands.history()[0]):
         told["posted"]["tasks"]["t"].append("b")
     assert posted["tasks"] == {"t": ["a"]}
+    assert commands.history()[0]["missing"] is None, "an empty repository is away"
 
 
 def test_what_json_has_not_is_refused_before_anything_begins(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from control_rig import echo_repository
+from control_rig import echo_repository, save_echoes
 
 from blockflow.cli.up import look_at
 from blockflow.control import disk, stock, system
@@ -115,6 +115,20 @@ def test_status_says_so_and_shows_the_rest(
     answered()
     monkeypatch.setattr(stock, "GLANCE_S", 30.0)
     assert it.lost(ONE) == ["away"]
+
+
+@pytest.mark.parametrize("how", ["there", "empty", "silent"])
+def test_which_artifacts_are_gone_is_not_known_while_the_repository_is_away(
+    silence: Silence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    asked = [("a", "0" * 64)]
+    if how == "there":
+        save_echoes(tmp_path, "a")
+    elif how == "silent":
+        monkeypatch.setattr(BlockRepository, "info", lambda *_, **__: silence())
+        monkeypatch.setattr(disk, "wait", lambda *_: None)
+    it = Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path))
+    assert it.gone(asked) == ({*asked} if how == "there" else None)
 
 
 def test_a_thousand_blocks_may_take_longer_than_a_glance(

@@ -85,11 +85,13 @@ def test_epochs() -> None:
             "missing": ["a", "b"],
         },
         {"epoch": 1, "when": "2026-01-01", "how": "system-update", "missing": []},
+        {"epoch": 0, "how": "system-update", "missing": None},
     ]
     assert history_grid(epochs).rows == (
         ("3", "-", "rollback", "", "in force"),
         ("2", "2026-01-02", "system-update", "t, u", "gone: a, b"),
         ("1", "2026-01-01", "system-update", "", ""),
+        ("0", "-", "system-update", "", "the repository is away"),
     )
 
 

@@ -111,7 +111,13 @@ def _updates() -> dict[str, Schema]:
                 "in_force": flag("whether it is in force"),
                 "posted": said("the system update as it was posted", FREE),
                 "digests": mapping(TEXT, "block -> sha256 of its artifact then"),
-                "missing": listing(TEXT, "blocks whose artifact of then is not stored any more"),
+                "missing": maybe(
+                    listing(
+                        TEXT,
+                        "blocks whose artifact of then is not stored any more; null: not known, "
+                        "the repository is away",
+                    )
+                ),
             },
             description="A topology that was put in force.",
         ),
