@@ -21,7 +21,7 @@ from blockflow.core.engines import Selection, select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
 from blockflow.core.model import BlockInfo
-from blockflow.core.scarcity import no_room
+from blockflow.core.scarcity import no_room, passed_over
 from blockflow.repository.descriptors import file_of
 from blockflow.repository.folder import removed_on_failure, unopened
 from blockflow.repository.machine import describe, fingerprint
@@ -203,7 +203,7 @@ class ProfileStore:
 
     def _keep_aside(self, folder: int, block: str, name: str, but: str) -> None:
         """Make way for a record of the artifact ``but`` under ``name``."""
-        with suppress(RepositoryError):
+        with passed_over():  # one that a disk does not give just now may be whole
             there = self._read(block, name)
             if there is not None and there.profile.digest != but:
                 aside = _aside(name, there.profile.digest)

@@ -112,6 +112,28 @@ def test_each_version_has_its_profile(store: ProfileStore, repository: BlockRepo
     assert store.fresh([former], [ECHO]).when < begun.when, "it holds until that is complete"
 
 
+def test_a_record_that_the_disk_does_not_give_just_now_is_not_replaced(
+    store: ProfileStore, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of another version of the block, and whole."""
+    first, second = (
+        save_echo(repository, "a", SPEC, settings={"row_ms": v}, version=str(v)) for v in (1, 2)
+    )
+    saved = record(store, [first])
+    path = store.save(saved)
+
+    def fails(fd: int) -> None:
+        os.close(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "file_of", fails)
+        with pytest.raises(RepositoryError, match="does not answer"):
+            store.save(record(store, [second]))
+    assert store.load(saved.key) == saved
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
 def test_a_variant_that_was_made_anew_has_no_profile_yet(
     store: ProfileStore, repository: BlockRepository
 ) -> None:
