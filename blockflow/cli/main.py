@@ -146,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # SystemError: from nowhere, Python 3.13.0 cannot load an extension module
         if isinstance(exc, FileNotFoundError | SystemError) and _is_nowhere():
             return _report(_nowhere(), args)
+        if isinstance(exc, OSError) and "--install-completion" in args[:1]:
+            return _report(_not_installed(exc), args)
         logging.getLogger("blockflow.cli").debug("internal error", exc_info=True)
         hint = f"set {DEBUG_VARIABLE}=1 for the traceback, and report it"
         lacking = no_room(exc, repr(exc), "")
@@ -167,6 +169,15 @@ def _nowhere() -> BlockFlowError:
         "the working directory has been removed, and relative paths lead nowhere",
         where=os.environ.get("PWD", "the working directory"),
         hint="go to one that exists (cd), or give absolute paths",
+    )
+
+
+def _not_installed(exc: OSError) -> BlockFlowError:
+    return no_room(exc, str(exc), str(exc.filename)) or make_error(
+        "INVALID_REQUEST",
+        f"the completion cannot be installed: {exc.strerror}",
+        where=str(exc.filename),
+        hint="it needs a home folder ($HOME) that takes files; --show-completion prints it",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main
 from blockflow.cli.outputs import PLOTS, check_output, writing
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -86,3 +87,14 @@ def test_nobody_looks_for_garbage_at_the_end(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(atexit, "register", registered.append)
     assert main(["--version"]) == 0
     assert gc.freeze in registered
+
+
+def test_a_home_that_takes_no_completion_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home/of"))
+    assert main(["--install-completion", "bash"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "INVALID_REQUEST: the completion cannot be installed: Not a directory" in told
+    assert str(tmp_path / "home") in told and "--show-completion" in told
