@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from blockflow import __main__ as entry
 from blockflow.cli.main import main
 from blockflow.monitor.rest import RestClient
 
@@ -55,3 +58,21 @@ def test_a_system_that_is_ended_before_it_has_begun_ends_in_order(
         main(["up"])
     assert left.value.args == (0,)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("found", "then"),
+    [(signal.default_int_handler, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)],
+)
+def test_ctrl_c_amid_the_imports_of_the_command_line_is_no_traceback(
+    found: Any, then: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    loaded = SimpleNamespace(main=lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setitem(sys.modules, "blockflow.cli.main", loaded)
+    before = signal.signal(signal.SIGINT, found)
+    try:
+        entry.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [then]
