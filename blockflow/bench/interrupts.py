@@ -64,6 +64,11 @@ def hold() -> None:
         signal.signal(number, _ignore)
 
 
+def heard() -> bool:
+    """Whether one of them has come: what fails from then on may fail for it, whatever it says."""
+    return signal.getsignal(signal.SIGINT) is _ignore
+
+
 @contextmanager
 def unbroken() -> Iterator[None]:
     """What comes inside is heard when the context ends: an exception amid the import of torch may

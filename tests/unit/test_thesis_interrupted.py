@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from thesis_rig import silent
 
+from blockflow.bench.interrupts import interruptible
 from blockflow.bench.results import Figure, ResultFile
 from blockflow.bench.thesis import run as module
 from blockflow.bench.thesis.experiment import Advance, Context, Experiment, Findings, Settings
@@ -86,6 +88,31 @@ def test_in_the_fixed_work_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made.interrupted
     assert [o.state for o in made.outcomes] == [State.DONE]
     assert kept(tmp_path) == [2.0]
+    assert json.loads((tmp_path / "one.json").read_text())["says"] == "it is whole"
+
+
+def import_broken_off(*_: Any) -> Any:
+    """As an extension module does whose import Ctrl-C comes into."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("initialization failed") from None
+
+
+def test_in_an_import_within_it(tmp_path: Path) -> None:
+    with interruptible():
+        made = call(tmp_path, import_broken_off)
+    assert made.interrupted
+    assert [getattr(o.error, "code", "") for o in made.outcomes] == ["CANCELLED"]
+
+
+def test_in_an_import_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [import_broken_off, module.write_outcome]
+    monkeypatch.setattr(module, "write_outcome", lambda *args: written.pop(0)(*args))
+    with interruptible():
+        made = call(tmp_path, ended)
+    assert made.interrupted
+    assert [o.state for o in made.outcomes] == [State.DONE]
     assert json.loads((tmp_path / "one.json").read_text())["says"] == "it is whole"
 
 

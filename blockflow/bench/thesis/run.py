@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blockflow.bench.calibration import Steadiness, calibrate, compare
+from blockflow.bench.interrupts import heard
 from blockflow.bench.mlperf.job import disk
 from blockflow.bench.thesis.experiment import (
     Advance,
@@ -113,11 +114,11 @@ class Session:
         before = calibrate(_FIXED_S)
         try:
             findings = experiment.run(context)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            error = make_error("CANCELLED", "interrupted before the end")
-            return broken_off(experiment, error, context.kept, time.monotonic() - start)
-        except Exception as exc:
+        except (KeyboardInterrupt, Exception) as exc:
+            if isinstance(exc, KeyboardInterrupt) or heard():  # amid an import it is another error
+                self.interrupted = True
+                error = make_error("CANCELLED", "interrupted before the end")
+                return broken_off(experiment, error, context.kept, time.monotonic() - start)
             steady = self._after(before)
             seconds = time.monotonic() - start
             return broken_off(experiment, _typed(exc), context.kept, seconds, steady)
@@ -140,6 +141,8 @@ class Session:
         try:
             self.documents.append(write_outcome(outcome, self._call, self._out))
         except Exception as exc:  # a picture that cannot be made ends no other experiment
+            if heard() and not self.interrupted:
+                raise KeyboardInterrupt from exc
             outcome = replace(outcome, error=outcome.error or _typed(exc))
             self.documents.append(make_document(outcome, self._call))
         return outcome
