@@ -21,6 +21,8 @@ from blockflow.core.errors import from_dict, make_error
 PAYS_S = 2.0
 """A process takes about half a second to start: less work than this is done here."""
 
+_LOOK_S = 0.25
+
 Done = Callable[[Cell, Outcome], None]
 Job = TypeVar("Job")
 
@@ -117,11 +119,13 @@ def spread(
         try:
             for _ in range(count):
                 children.append(subprocess.Popen(command, **pipes))
-            finished, _ = wait(
-                [threads.submit(feed, child) for child in children], return_when=FIRST_EXCEPTION
-            )
-            for future in finished:
-                future.result()
+            feeding = [threads.submit(feed, child) for child in children]
+            while feeding:
+                # A signal may wake one of the threads; its handler waits for this one to turn.
+                ended, left = wait(feeding, _LOOK_S, FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                feeding = list(left)
         finally:  # before the threads are waited for: they end when their child does
             for child in children:
                 child.kill()
