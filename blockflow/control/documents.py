@@ -22,6 +22,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What an OSError of a full disk says."""
 
 
+class LaterFormat(ValueError):
+    """A later release has written it: it may be whole."""
+
+
 def seal(body: Mapping[str, Any], fmt: int) -> bytes:
     """The file's content: ``body`` with its format and checksum. What is in it keeps its order,
     which people see again (the tasks of a topology); the checksum is the same in any."""
@@ -62,7 +66,9 @@ def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, d
     fmt, body = document["format"], document["body"]
     if type(fmt) is not int or fmt not in formats:
         readable = " and ".join(str(f) for f in sorted(formats))
-        raise ValueError(f"format {fmt!r}, this release reads {readable}")
+        later = type(fmt) is int and fmt > max(formats)
+        kind = LaterFormat if later else ValueError
+        raise kind(f"format {fmt!r}, this release reads {readable}")
     if type(body) is not dict:
         raise ValueError("not a state document")
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != document["sha256"]:

@@ -1,7 +1,8 @@
 """Generations: the two files of the state, each whole and with a checksum, and what they hold.
 
 What was read and is broken may be replaced by the former one. What could not be read (a file of
-another user, a failing disk, no descriptor left) may be whole: nothing may take its place unasked.
+another user, a failing disk, no descriptor left), or is a later release's, may be whole: nothing
+may take its place unasked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blockflow.control.documents import read_sealed, seal
+from blockflow.control.documents import LaterFormat, read_sealed, seal
 from blockflow.control.stored import FORMAT, StoredState
 
 CURRENT = "state.json"
@@ -40,11 +41,17 @@ def latest_generation(
         strict: a file that is there and cannot be read raises OSError.
     """
     found: dict[str, str] = {}
+    foreign = False
     for name in (CURRENT, PREVIOUS):
         try:
-            return read_generation(root / name), found
+            state = read_generation(root / name)
+            if not foreign:
+                return state, found
+            found[name] = "the state before that"
         except FileNotFoundError:
             found[name] = MISSING
+        except LaterFormat as e:
+            found[name], foreign = str(e), True
         except ValueError as e:
             found[name] = str(e) or type(e).__name__
         except OSError as e:

@@ -50,8 +50,8 @@ LOW = NUMBER_STRIDE // 2
 _RETRY_NS = 5_000_000_000
 
 CORRUPT_HINT = (
-    "restore one of the files from a backup, or start with --fresh and post the topology again "
-    "(the broken files are kept)"
+    "start the release that wrote it, restore one of the files from a backup, or start with "
+    "--fresh and post the topology again (the files are kept)"
 )
 
 
@@ -342,7 +342,7 @@ class StateStore:
             return StoredState()
         raise SystemError_(
             "STATE_CORRUPT",
-            f"no generation of the state can be read: {CURRENT}: {found[CURRENT]}; "
+            f"no generation of the state can be used: {CURRENT}: {found[CURRENT]}; "
             f"{PREVIOUS}: {found[PREVIOUS]}",
             where=str(self.root),
             hint=CORRUPT_HINT,

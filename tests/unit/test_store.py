@@ -15,8 +15,9 @@ from refusals_rig import no_room
 from store_rig import PAST, TOPOLOGY, code_of, commit, filled
 
 from blockflow.control.discarded import KEPT
+from blockflow.control.documents import seal
 from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore
-from blockflow.control.stored import StoredState
+from blockflow.control.stored import FORMAT, StoredState
 from blockflow.core.errors import SystemError_
 
 
@@ -145,6 +146,19 @@ def test_both_generations_bad(tmp_path: Path, wreck: str) -> None:
         StateStore(tmp_path)
     assert e.value.code == "STATE_CORRUPT"
     assert "--fresh" in e.value.hint
+
+
+def test_the_state_of_a_later_release_is_not_taken_for_broken(tmp_path: Path) -> None:
+    """It has served since, and its first save left the former generation as it was."""
+    filled(tmp_path)
+    (tmp_path / CURRENT).write_bytes(seal({"epoch": 2, "more": 1}, FORMAT + 1))
+    files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(SystemError_) as e:
+        StateStore(tmp_path)
+    assert e.value.code == "STATE_CORRUPT"
+    assert f"format {FORMAT + 1}, this release reads 1 and {FORMAT}" in e.value.message
+    assert "start the release that wrote it" in e.value.hint
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == files
 
 
 def test_a_broken_current_does_not_push_out_the_good_previous(tmp_path: Path) -> None:
