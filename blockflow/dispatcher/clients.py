@@ -62,6 +62,9 @@ bound others would wait for all of them."""
 _RETRY_MS = 5
 _LOOK_MS = 100
 
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
+"""Flags are an enum's members, and two of them a search for a third."""
+
 _LOCAL_PEERS = ("localhost:", "127.", "::1", "::ffff:127.")
 
 
@@ -206,7 +209,7 @@ class ClientPort:
 
     def next_look_ms(self) -> int | None:
         """How soon :meth:`flush` or :meth:`look` is due; None = at any event."""
-        if self.peers.gone or self.blocked:
+        if self.peers.gone or (self._debts and self.blocked):
             return _RETRY_MS
         watch_ms = self.watch.next_ms()
         return watch_ms if watch_ms is not None or not self._debts else _LOOK_MS
@@ -291,7 +294,7 @@ class ClientPort:
         socket = self.socket
         try:
             # Only the first part can be refused: after it, the message is the peer's as a whole.
-            socket.send(client, zmq.NOBLOCK | zmq.SNDMORE)
+            socket.send(client, _MORE)
         except zmq.Again:
             return Sent.LATER
         except zmq.ZMQError as exc:
@@ -308,7 +311,7 @@ class ClientPort:
     def _send_rest(self, client: bytes, frames: Sequence[Any], now_ns: int) -> None:
         socket, last, size = self.socket, len(frames) - 1, 0
         for i, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if i == last else zmq.NOBLOCK | zmq.SNDMORE
+            flags = zmq.NOBLOCK if i == last else _MORE
             size += _size(frame)
             if size < TRACKED_BYTES:
                 socket.send(frame, flags)

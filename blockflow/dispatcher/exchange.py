@@ -284,7 +284,9 @@ class Exchange:
     def tick(self) -> None:
         """Answer what is due, try again what clients did not take."""
         now = self._clock()
-        self.carry_out(self.table.tick(now))
+        due = self.table.tick(now)
+        if due:
+            self.carry_out(due)
         if now >= self._debts_ns and self._clients.waiting():
             for client, why in self._clients.flush(now):
                 self._client_lost(client, why)

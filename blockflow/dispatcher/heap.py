@@ -32,7 +32,7 @@ has gone until all that this one had sent is read."""
 
 def is_large(frames: Iterable[Sized]) -> bool:
     """Whether a message of these frames is to be told to :meth:`Heap.passed`."""
-    return any(len(frame) >= LARGE_BYTES for frame in frames)
+    return max(map(len, frames), default=0) >= LARGE_BYTES
 
 
 class Heap:

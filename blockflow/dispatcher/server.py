@@ -202,12 +202,12 @@ class DispatcherServer:
         if self._mailbox.fileno() in events:
             for note in self._mailbox.drain():
                 guarded("a note of the Controller", self._on_note, note)
-        if self._push.sockets_waiting():
-            self._push.flush()
+        self._push.flush()
         guarded("what is due", self.exchange.tick)
-        guarded("connections", self._clients.look, self._clock(), self._held_bytes)
-        guarded("grants", self._grants.tick, self._clock())
-        guarded("its memory", self._desk.ebb, self._clock())  # a heartbeat comes whatever happens
+        now = self._clock()
+        guarded("connections", self._clients.look, now, self._held_bytes)
+        guarded("grants", self._grants.tick, now)
+        guarded("its memory", self._desk.ebb, now)  # a heartbeat comes whatever happens
         self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
@@ -230,7 +230,7 @@ class DispatcherServer:
 
     def _timeout_ms(self) -> int:
         dues = [self.exchange.table.next_deadline(), self._grants.next_due(), self._opens_ns]
-        due = min((d for d in dues if d is not None), default=None)
+        due = min([d for d in dues if d is not None], default=None)
         look = self._clients.next_look_ms()
         if due is None:
             return -1 if look is None else look
