@@ -16,6 +16,7 @@ from typing import Any
 
 from blockflow.core.errors import RequestError
 from blockflow.core.metrics import RateMeter
+from blockflow.core.records import record
 from blockflow.core.routing import TaskRoute
 from blockflow.dispatcher.adaptive import AdaptiveLimit
 from blockflow.dispatcher.fairness import FairShares
@@ -82,7 +83,7 @@ class _Pool:
         return wait if wait > budget_ns else 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Pass:
     """An admitted request: ``pools`` by task with the requests in flight when it came in, and the
     limit that it teaches: an update that changes the path begins another one."""
@@ -321,8 +322,8 @@ class Admission:
             RequestError: OVERLOADED.
         """
         for task in tasks:
-            there = rows_of(task.name)
-            if task.max_inflight_rows and there and there + rows > task.max_inflight_rows:
+            there = rows_of(task.name) if task.max_inflight_rows else 0
+            if there and there + rows > task.max_inflight_rows:
                 why = f"task {task.name!r} has {there} of {task.max_inflight_rows} rows under way"
                 raise self._reject("rows", why, inflight, now_ns).error
 

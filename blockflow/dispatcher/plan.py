@@ -88,6 +88,7 @@ class Planner:
         self._turn: dict[str, int] = {}
         self._canaries = CanaryTurns()
         self._cache: dict[tuple[tuple[str, ...], frozenset[str], tuple[int, ...]], Plan] = {}
+        self._only: dict[tuple[str, ...], Plan] = {}  # where there is no replica to choose
 
     @property
     def table(self) -> RouteTable | None:
@@ -125,6 +126,7 @@ class Planner:
             if route.incarnation not in self._dead:
                 replicas.setdefault(route.block, []).append(number)
         self._replicas = {block: tuple(numbers) for block, numbers in replicas.items()}
+        self._only.clear()
 
     def published(self, name: str) -> TaskRoute | None:
         """The task of this name, if there is one now."""
@@ -205,6 +207,10 @@ class Planner:
         return replace(shape, absent=absent, turns=turns)
 
     def _plan(self, tasks: Sequence[TaskRoute], canaries: frozenset[str]) -> Plan:
+        names = tuple([t.name for t in tasks])
+        plan = None if canaries else self._only.get(names)
+        if plan is not None:
+            return plan
         paths = [t.canary.path if t.canary and t.name in canaries else t.path for t in tasks]
         chosen: dict[str, int] = {}
         for path in paths:
@@ -213,14 +219,16 @@ class Planner:
                 if block not in chosen:
                     chosen[block] = self._choose(block, before, paths)
                 before = chosen[block]
-        names = tuple(t.name for t in tasks)
         key = (names, canaries, tuple(chosen.values()))
         plan = self._cache.get(key)
         if plan is None:
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
+                self._only.clear()
             stages = self._table.stages if self._table else {}
             plan = self._cache[key] = self._build(tasks, paths, chosen, canaries, stages)
+        if not canaries and all(len(self._replicas[block]) == 1 for block in chosen):
+            self._only[names] = plan
         return plan
 
     def take(self, plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -35,9 +35,9 @@ class Register:
         self._by_ticket: dict[bytes, Entry] = {}
         self._by_id: dict[tuple[bytes, bytes], Entry] = {}
         self._repeatable: dict[bytes, Entry] = {}
-        self._of_client: Counter[bytes] = Counter()
-        self._rows: Counter[str] = Counter()
-        self._versions: Counter[int] = Counter()
+        self._of_client: defaultdict[bytes, int] = defaultdict(int)
+        self._rows: defaultdict[str, int] = defaultdict(int)
+        self._versions: defaultdict[int, int] = defaultdict(int)
         self._deadlines: list[tuple[int, bytes]] = []
         self.charged = 0
 
@@ -63,7 +63,7 @@ class Register:
 
     def rows_of(self, task: str) -> int:
         """Rows of one task in flight."""
-        return self._rows[task]
+        return self._rows.get(task, 0)
 
     def of_client(self, client: bytes) -> int:
         """Requests that this client has in flight."""
@@ -211,7 +211,7 @@ class Register:
             _count_down(self._of_client, entry.client)
 
 
-def _count_down(counter: Counter[Any], key: Any, by: int = 1) -> None:
+def _count_down(counter: dict[Any, int], key: Any, by: int = 1) -> None:
     left = counter[key] - by
     if left:
         counter[key] = left

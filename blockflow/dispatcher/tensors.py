@@ -137,17 +137,17 @@ class TensorDesk:
             RequestError: TOO_LARGE, or what :func:`check_values` finds.
             SystemError_: NO_SPACE.
         """
-        tensor, by_slot = request.tensor, request.upload is not None
+        tensor, nbytes, by_slot = request.tensor, source.nbytes, request.upload is not None
         if root is not None and root.mode != MODE_HANDLES:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
-            self.legs.arrived(tensor.nbytes, by_slot, copies=int(by_slot))
+            self.legs.arrived(nbytes, by_slot, copies=int(by_slot))
             return RetainedInput(self._framed(tensor, kept), None)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
         except BlockFlowError as exc:
             # Clients learn nothing of arenas and paths.
-            text = f"no memory for an input of {tensor.nbytes} bytes"
+            text = f"no memory for an input of {nbytes} bytes"
             hint = "try again later, or send less at once; `blockflow doctor` shows what is short"
             raise make_error(exc.code, text, hint=hint) from exc
         if buffer is None:
@@ -157,7 +157,7 @@ class TensorDesk:
         except BaseException:
             self._producer.discard(buffer)
             raise
-        self.legs.arrived(tensor.nbytes, by_slot, copies=1)
+        self.legs.arrived(nbytes, by_slot, copies=1)
         if root is None:
             return RetainedInput(Payload(TensorDesc(tensor.dtype, tensor.dims), None), buffer, True)
         self._producer.hold(buffer)

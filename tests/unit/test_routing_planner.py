@@ -196,8 +196,23 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         p.peer_gone(incarnation)
     assert list(p._dead) == [12, 13]
     assert p._turn
-    p.replace(table({7: ("c", 17)}, 2, t=("c",)))
+    names = [f"t{n}" for n in range(6)]
+    p.replace(table({7: ("c", 17)}, 2, **dict.fromkeys(names, ("c",))))
     assert not p._turn
+    for name in names:
+        assert plan(p, name) is plan(p, name)
+        assert len(p._cache) <= 2 and len(p._only) <= 2
+
+
+def test_a_plan_without_a_choice_holds_until_there_is_one() -> None:
+    p = planner({1: ("b", 11)}, t=("b",))
+    assert plan(p, "t") is plan(p, "t")
+    p.replace(table({1: ("b", 11), 2: ("b", 12)}, 2, t=("b",)))
+    assert {stages_of(plan(p, "t"))[0] for _ in range(2)} == {1, 2}
+    p.peer_gone(12)
+    assert stages_of(plan(p, "t")) == stages_of(plan(p, "t")) == [1]
+    p.peer_gone(11)
+    assert code_of(plan, p, "t").code == "BLOCK_UNAVAILABLE"
 
 
 def test_a_load_outlives_the_routes_that_it_came_with() -> None:
