@@ -30,13 +30,6 @@ class Histogram:
         self.maximum = 0
 
     @staticmethod
-    def bucket(value: int) -> int:
-        if value < _SUB:
-            return value
-        shift = value.bit_length() - 1 - _SUB_BITS
-        return ((shift + 1) << _SUB_BITS) + ((value >> shift) & (_SUB - 1))
-
-    @staticmethod
     def bounds(index: int) -> tuple[int, int]:
         """Values lo <= v < hi that fall into a bucket."""
         if index < _SUB:
@@ -48,7 +41,11 @@ class Histogram:
     def record(self, value: int) -> None:
         if value < 0:
             value = 0
-        self.counts[self.bucket(value)] += 1
+        index = value
+        if value >= _SUB:
+            shift = value.bit_length() - 1 - _SUB_BITS
+            index = ((shift + 1) << _SUB_BITS) + ((value >> shift) & (_SUB - 1))
+        self.counts[index] += 1
         self.count += 1
         self.total += value
         if value > self.maximum:
