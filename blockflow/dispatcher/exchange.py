@@ -318,12 +318,6 @@ class Exchange:
             self._reply(what.entry)
         elif isinstance(what, SetOut):
             self._set_out(what.entry)
-        elif isinstance(what, SendAgain):
-            if what.entry in self.table:  # its client may have been found to be gone
-                self._desk.prepare_again(what.entry)
-                self._set_out(what.entry)
-        elif isinstance(what, Supersede):
-            self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
         elif isinstance(what, ReleaseInput):
             entry = what.entry
             try:
@@ -331,6 +325,12 @@ class Exchange:
             finally:
                 self.admission.leave(entry.ticket, self._clock())
                 self.withdrawals.ended(entry)
+        elif isinstance(what, SendAgain):
+            if what.entry in self.table:  # its client may have been found to be gone
+                self._desk.prepare_again(what.entry)
+                self._set_out(what.entry)
+        elif isinstance(what, Supersede):
+            self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
 
     def defect(self, what: str) -> None:
         """Something hit a defect: the others must not. To be called where it is caught."""
@@ -341,8 +341,9 @@ class Exchange:
     def _reply(self, entry: Entry) -> None:
         now = self._clock()
         try:
-            learn(self.admission, entry, now)
-            reply, tensors = make_reply(entry, now, self.stats)
+            ends = entry.results()
+            learn(self.admission, entry, ends, now)
+            reply, tensors = make_reply(entry, ends, now, self.stats)
             frames = [wire.encode_to_client(reply), *tensors]
             if entry.digest:
                 self.memory.remember(entry, frames, now)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blockflow.core.errors import BlockFlowError
 from blockflow.dispatcher.admission import Admission
-from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.entry import Entry, TaskEnd
 
 
-def learn(admission: Admission, entry: Entry, now_ns: int) -> None:
-    """Tell ``admission`` where the time of each task of ``entry`` went.
+def learn(admission: Admission, entry: Entry, ends: Sequence[TaskEnd], now_ns: int) -> None:
+    """Tell ``admission`` where the time of each task of ``entry`` went; ``ends`` are its results.
 
     A re-run says nothing of the queues: its time went elsewhere. Nor does a failure, except for a
     deadline that has passed; and not that one, either, if the time went by before it could set out.
     """
     if entry.attempt > 1 or entry.waits_for:
         return
-    for task, plan, end, outcome, ingress_ns in entry.results():
+    for task, plan, end, outcome, ingress_ns in ends:
         if isinstance(outcome, BlockFlowError):
             in_time = 2 * ingress_ns < entry.deadline_ns - entry.received_ns
             if in_time and outcome.code == "DEADLINE_EXCEEDED":

@@ -113,8 +113,10 @@ class InFlightTable(Register):
     ) -> list[Instruction]:
         """An end node's result has come."""
         entry = self.expecting(ticket, attempt, hop, sender)
-        if isinstance(entry, Drop):
-            return [entry]
+        return [entry] if isinstance(entry, Drop) else self.answered(entry, hop, answer)
+
+    def answered(self, entry: Entry, hop: int, answer: Answer) -> list[Instruction]:
+        """The result is that of a request which :meth:`expecting` has just named."""
         entry.outcomes[hop] = answer
         return self._settle(entry)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
@@ -43,6 +43,7 @@ class Plan:
         absent: a block without a live worker: this is an outline of the tasks' own paths, on which
             nothing can set out ('' = it is a way).
         turns: of an outline, the tasks whose canary's turn it is.
+        trials: the canaries' paths that were published for its tasks.
     """
 
     epoch: int
@@ -62,10 +63,7 @@ class Plan:
     guards: tuple[int, ...] = ()
     absent: str = ""
     turns: frozenset[str] = frozenset()
-
-    def trial(self, task: str) -> tuple[str, ...]:
-        """The canary's path that was published for one of its tasks; () = none."""
-        return next((t.canary.path for t in self.tasks if t.name == task and t.canary), ())
+    trials: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Planner:
@@ -348,6 +346,7 @@ class Planner:
             frozenset(i for i, r in enumerate(routes) if not r.replayable),
             canaries,
             self.edges.guards(tree, routes),
+            trials={t.name: t.canary.path for t in tasks if t.canary},
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.core.routing import RouteTable
-from blockflow.dispatcher.entry import Entry
+from blockflow.dispatcher.entry import Entry, TaskEnd
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.dispatcher.tensors import Result
 from blockflow.wire import client as wire
@@ -20,13 +20,16 @@ _HEAD_BYTES = 32
 """Of a description: version, kind and id."""
 
 
-def make_reply(entry: Entry, now_ns: int, stats: DispatcherStats) -> tuple[wire.Reply, list[Any]]:
-    """A request's terminal reply and its tensors' frames; every outcome is counted."""
+def make_reply(
+    entry: Entry, ends: Sequence[TaskEnd], now_ns: int, stats: DispatcherStats
+) -> tuple[wire.Reply, list[Any]]:
+    """A request's terminal reply and its tensors' frames; ``ends`` are its results, and every
+    outcome is counted."""
     frames: list[Any] = []
     results: list[wire.TaskResult] = []
     total = now_ns - entry.received_ns
-    for task, plan, end, outcome, ingress in entry.results():
-        tried, trial = task in plan.canaries, plan.trial(task)
+    for task, plan, end, outcome, ingress in ends:
+        tried, trial = task in plan.canaries, plan.trials.get(task, ())
         if isinstance(outcome, BlockFlowError):
             stats.failed(task, outcome.code, canary=tried, trial=trial)
             results.append(

@@ -117,7 +117,7 @@ class Returns:
         except Exception as exc:  # this one request pays for it
             self._defect(f"the result of request {entry.request_id.hex()}")
             return self._table.failure(*place, own_failure(exc, "at its result"), now)
-        return self._table.outcome(*place, Answer(payload, item.hops, msg.sent_ns))
+        return self._table.answered(entry, item.hop, Answer(payload, item.hops, msg.sent_ns))
 
 
 def own_failure(exc: Exception, where: str) -> BlockFlowError:

@@ -30,7 +30,7 @@ class Told(Admission):
 
 def learnt(entry: Entry) -> list[tuple[Any, ...]]:
     admission = Told()
-    learn(admission, entry, SECOND)
+    learn(admission, entry, entry.results(), SECOND)
     return admission.told
 
 
