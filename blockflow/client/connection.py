@@ -10,9 +10,9 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -201,13 +201,11 @@ class Connection:
         if os.getpid() == self._pid:
             self._io.join()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """As :meth:`check_may_wait`, while the caller waits; it refuses also where callbacks of
         several clients would wait for one another."""
         self.check_may_wait()
-        with self._io.awaited():
-            yield
+        return self._io.awaited()
 
     def check_may_wait(self) -> None:
         """Refuse to wait where the answer could never come.

@@ -42,14 +42,14 @@ class PendingRequest(Future[T]):
         lock: SharedLock,
     ) -> None:
         super().__init__()
+        # Running from the start: the base class would otherwise end it behind the core's back.
+        self.set_running_or_notify_cancel()
         # Whoever waits for several at once takes it by this name as well (concurrent.futures.wait).
         self._condition = Condition(cast(Any, lock))
         self.lock = lock
         self.request_id = request_id
         self._ask_cancel = cancel
         self._waiting = waiting
-        # Running from the start: the base class would otherwise end it behind the core's back.
-        self.set_running_or_notify_cancel()
 
     def __reduce__(self) -> NoReturn:
         """For copy and pickle, as with clients; a copy would never end."""
@@ -61,6 +61,8 @@ class PendingRequest(Future[T]):
     def is_free(self, patience_s: float) -> bool:
         """Whether nobody holds its lock, nor that of an event in which somebody waits for several
         requests at once, be it after a while."""
+        if not self._waiters:
+            return self.lock.gets_free(patience_s)
         locks = [getattr(waiter.event, "_cond", None) for waiter in self._waiters]
         return self.lock.gets_free(patience_s) and all(_is_free(k, patience_s) for k in locks if k)
 

@@ -111,7 +111,7 @@ def published_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
         why = f"tasks is a name or a sequence of names, not {type(tasks).__name__}"
         raise RequestError("INVALID_REQUEST", why, where="tasks") from None
     most = limits.MAX_NAME_CHARS
-    if not all(_is_name(t) for t in names):
+    if not all(map(_is_name, names)):
         raise _bad_tasks(names, f"a task name is a string of 1..{most} printable characters")
     return names
 
@@ -124,7 +124,7 @@ def task_names(tasks: str | Iterable[str]) -> tuple[str, ...]:
         raise _bad_tasks(names, f"{len(names)} tasks, 1..{most} are possible")
     if len(set(names)) != len(names):
         raise _bad_tasks(names, "a task is named twice")
-    nbytes = sum(len(name.encode()) for name in names)
+    nbytes = len("".join(names).encode())
     if nbytes > _NAMES_BYTES:
         raise _bad_tasks(names, f"their names have {nbytes} bytes, {_NAMES_BYTES} are possible")
     return names

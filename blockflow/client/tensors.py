@@ -19,6 +19,9 @@ from blockflow.wire.tensor import DTYPES, TensorDesc
 
 Kind = Literal["numpy", "torch"]
 
+_NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
+"""numpy works out the name of a type each time that it is asked (ten calls)."""
+
 _SHARED_BYTES = 8192
 """Up to this size a frame may lie in libzmq's receive buffer, at any address: a result would keep
 all of it, and its elements would not be aligned."""
@@ -59,7 +62,7 @@ def to_wire(x: Any, dtype: str | None = None) -> tuple[TensorDesc, memoryview, K
     if not 1 <= array.ndim <= limits.MAX_RANK:
         hint = "use reshape to make two dims one" if array.ndim else "dim 0 is rows: use x[None]"
         raise _mismatch(f"rank {array.ndim} is outside 1..{limits.MAX_RANK}", hint)
-    desc = TensorDesc(name, tuple(int(d) for d in array.shape))
+    desc = TensorDesc(name, array.shape)
     if array.size == 0:
         raise RequestError("EMPTY_INPUT", f"no elements in {desc}", hint="send at least one row")
     if not array.flags.c_contiguous:
@@ -128,7 +131,7 @@ def _from_numpy(x: Any, dtype: str | None) -> tuple[Any, str]:
         except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
             # The last one is torch's, in whose tensors a sequence may have its numbers.
             raise _mismatch(f"not an array: {exc}", "pass a numpy array or a tensor") from exc
-    name = str(array.dtype.name)
+    name = _NAMES.get(array.dtype) or str(array.dtype.name)
     _check_size(name, array.shape, array.nbytes)
     if name == "bfloat16":  # the ml_dtypes extension type
         return array.view(np.uint16), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from blockflow.core.errors import RequestError
@@ -45,8 +45,7 @@ class ClientThread(threading.Thread):
                 hint="monkey.patch_all(thread=False), and calls in gevent's own pool of threads",
             )
 
-    @contextmanager
-    def awaited(self, address: str) -> Iterator[None]:
+    def awaited(self, address: str) -> AbstractContextManager[None]:
         """While the caller waits for an answer that this thread, of the client of ``address``, has
         to receive.
 
@@ -55,9 +54,12 @@ class ClientThread(threading.Thread):
                 others. None of them would ever go on.
         """
         caller = threading.current_thread()
-        if not isinstance(caller, ClientThread):
-            yield
-            return
+        if isinstance(caller, ClientThread):
+            return self._awaited_by(caller, address)
+        return nullcontext()
+
+    @contextmanager
+    def _awaited_by(self, caller: ClientThread, address: str) -> Iterator[None]:
         # Said before it is looked at: of two that begin at once, one at least sees the other.
         caller.waits_for = self
         try:
@@ -138,8 +140,7 @@ class SharedLock:
             self.release()
         return free
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         # What a signal's handler raises may come while a Condition has given it up, and is told.

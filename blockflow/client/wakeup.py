@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+_ONE = (1).to_bytes(8, "little")
+
 
 class WakeUp:
     """A file descriptor that becomes readable on :meth:`ring` and stays so until :meth:`clear`."""
@@ -22,8 +24,10 @@ class WakeUp:
         return self._read
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is readable already
-            os.write(self._write, (1).to_bytes(8, "little"))
+        try:
+            os.write(self._write, _ONE)
+        except BlockingIOError:
+            return  # full: it is readable already
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
