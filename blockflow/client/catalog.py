@@ -179,7 +179,7 @@ class Catalog:
     def deadline_ms(self, tasks: Sequence[str]) -> int | None:
         """The shortest deadline that the topology gives ``tasks``, None when none is known."""
         known = self._tasks or {}
-        return min((known[t].deadline_ms for t in tasks if t in known), default=None)
+        return min([known[t].deadline_ms for t in tasks if t in known], default=None)
 
     def _forget(self) -> None:
         self._tasks = None

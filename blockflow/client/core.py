@@ -110,11 +110,10 @@ class ClientCore:
         p.retries = retries
         self._pending[request_id] = p
         self._outbox.append(request_id)
-        self._arm(request_id, self._due(p))
         if deadline_ms is None:
             self._undated[request_id] = p
-            if self.link.up:
-                self._settle_deadline(p)
+        if deadline_ms is not None or not self.link.up or not self._settle_deadline(p):
+            self._arm(request_id, self._due(p))
         self.counters.submitted += 1
 
     def cancel(self, request_id: bytes, why: str = "cancelled by the caller") -> list[Outcome]:
@@ -206,8 +205,9 @@ class ClientCore:
         return (self._urgent[0], None, None) if self._has_urgent() else None
 
     def _has_urgent(self) -> bool:
-        self._urgent.extend(self.sharing.invites)
-        self.sharing.invites.clear()
+        if self.sharing.invites:
+            self._urgent.extend(self.sharing.invites)
+            self.sharing.invites.clear()
         return bool(self._urgent)
 
     def sent(self, request_id: bytes | None) -> None:
@@ -322,13 +322,14 @@ class ClientCore:
         if p is not None:
             self._knows_deadlines(p, now_ns)
 
-    def _settle_deadline(self, p: Pending) -> None:
-        """Give ``p`` its tasks' own deadline, if one is known."""
+    def _settle_deadline(self, p: Pending) -> bool:
+        """Give ``p`` its tasks' own deadline; False: none is known."""
         own_ms = self._catalog.deadline_ms(p.tasks)
         if own_ms is not None:
             p.deadline_ns = p.submitted_ns + own_ms * 1_000_000
             self._undated.pop(p.request_id, None)
             self._arm(p.request_id, self._due(p))
+        return own_ms is not None
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -340,7 +341,7 @@ class ClientCore:
             self.counters.late_replies += msg.request_id not in self._catalog
             self.unclaimed.extend(places)
             return self._catalog.on_refusal(msg)
-        if self._send_again(p, results):
+        if p.upload is not None and self._send_again(p, results):
             return []
         results = per_task(results, p.tasks)
         if (wrong := misfit(results, p.tasks, frames, self.link.address)) is not None:
@@ -369,8 +370,7 @@ class ClientCore:
 
     def _send_again(self, p: Pending, results: Sequence[TaskResult]) -> bool:
         """The Dispatcher did not find our slot, so that nothing has run: now in a message."""
-        lost = all(r.error is not None and r.error.code == "CONNECTION_LOST" for r in results)
-        if p.upload is None or not lost:
+        if not all(r.error is not None and r.error.code == "CONNECTION_LOST" for r in results):
             return False
         p.message_only = True
         p.sendings -= 1  # no retry is used up, and the Dispatcher is not told that it may have run

@@ -13,9 +13,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from blockflow.client.outcome import Outcome
+from blockflow.core.records import record
 
 log = logging.getLogger("blockflow.client")
 
@@ -25,7 +25,7 @@ _PATIENCE_S = 0.05
 _FIRST_NS, _LONGEST_NS = 5_000_000, 500_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Owner:
     """Of a request: ``tell`` gets its outcome, exactly once, and takes locks in passing. Whether
     nobody holds one of them, ``is_free`` says, be it after so many seconds."""

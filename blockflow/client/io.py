@@ -37,6 +37,7 @@ from blockflow.wire.client import Place
 
 log = logging.getLogger("blockflow.client")
 
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
 _CLOSE_LINGER_MS = 200
 
 _LONGEST_POLL_MS = 3_600_000
@@ -315,11 +316,10 @@ class IoThread:
                 sharing.on_attached()
         while sharing.packets:
             side.send(sharing.packets.popleft())
-        now = time.monotonic_ns()
         while side.inbox:
-            sharing.on_packet(side.inbox.popleft(), now)
+            sharing.on_packet(side.inbox.popleft(), time.monotonic_ns())
         if side.trouble:
-            sharing.lost(side.trouble, now)
+            sharing.lost(side.trouble, time.monotonic_ns())
             side.trouble = ""
         fd = side.fileno()
         if fd != self._side_fd:
@@ -344,7 +344,7 @@ class IoThread:
                     socket.send(header, zmq.NOBLOCK)
                 else:
                     frame = frame_of(body)  # first: there is no half of a message
-                    socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
+                    socket.send(header, _MORE)
                     socket.send(frame, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False

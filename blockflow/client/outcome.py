@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError, WireError, make_error
+from blockflow.core.records import record
 from blockflow.core.routing import TaskRoute
 from blockflow.wire.client import Reply, TaskResult
 
@@ -14,7 +15,7 @@ _WHOLE_REQUEST = "*"
 """Task name of a result that stands for all tasks of the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answered:
     """A reply came: one result per asked task, in order, each with its tensor's frame or None.
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockflow.client.outcome import Answered
+from blockflow.core.records import record
 from blockflow.wire.client import Place, TaskResult
 from blockflow.wire.tensor import TensorDesc
 
@@ -62,7 +63,7 @@ _COPIES = {"message": 3, "slot": 2, "view": 1}
 """A message: into the socket, out of it, and into (out of) a slot. A slot: into it, out of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trip:
     """What the caller's side knows of a request: input bytes, asked for views, same host."""
 

@@ -250,8 +250,9 @@ def test_a_description_that_nobody_asked_for_tells_the_present_deadlines() -> No
     core.on_message(description(only(send_all(core)).request_id, 300), 0)
     send_all(core)
     assert core.on_message(description(UNASKED, 700, epoch=2), 0) == []
-    submit(core, 2, deadline_ms=None)
-    assert only(send_all(core)).deadline_ms == 700
+    submit(core, 2, now=MS, deadline_ms=None)
+    assert [due for due, name in core._timers if name == rid(2)] == [701 * MS]  # and no other
+    assert only(send_all(core, MS)).deadline_ms == 700
 
 
 def test_questions_are_asked_on_connection_and_answered_by_id() -> None:
