@@ -96,8 +96,6 @@ def _operation(resource: Resource) -> dict[str, Any]:
         out["parameters"] = parameters
     if resource.body:
         out["requestBody"] = {"required": True, "content": _json(resource.body)}
-    elif resource.method == "POST":
-        out["requestBody"] = {"required": False, "content": _json("Nothing")}
     return out
 
 

@@ -211,7 +211,6 @@ def _orders() -> dict[str, Schema]:
             health_fields(), {"error": ref("ErrorObject", "NOT_READY, with the same reasons")}
         ),
         "Accepted": obj({"accepted": flag("always true")}),
-        "Nothing": maybe(obj({}, additionalProperties=False)),
     }
 
 
