@@ -18,7 +18,7 @@ from blockflow.bench.simulation.text import MAX_NUMBER, Options, nonsense
 from blockflow.control.rest.body import read_update
 from blockflow.core.dims import Dim
 from blockflow.core.engines import select
-from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.measuring import Subject, refuse_gaps
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import desired_workers, plan_workers
@@ -155,16 +155,33 @@ def stored_profiles(
         spec: block -> ``engine``, ``precision`` and ``options``, where they are not ``auto``.
 
     Raises:
-        RepositoryError: NO_PROFILE or STALE_PROFILE with the command that measures it; what the
-            repository itself finds wrong.
+        RepositoryError: NO_PROFILE or STALE_PROFILE with all blocks that lack one, and what
+            measures them; what the repository itself finds wrong.
     """
     repository, store = BlockRepository(root), ProfileStore(root)
     out: dict[str, StageProfile] = {}
+    lacking: list[RepositoryError] = []
     for block in blocks:
         info = repository.info(block)
         selection = select(info, **dict((spec or {}).get(block, {})), machine=store.machine)
-        out[block] = store.fresh([info], [selection]).profile
-        _check_times(out[block], f"profile of {block}")
+        try:
+            out[block] = store.fresh([info], [selection]).profile
+        except RepositoryError as e:
+            if "command" not in e.details:
+                raise
+            lacking.append(e)
+        else:
+            _check_times(out[block], f"profile of {block}")
+    if len(lacking) > 1:  # each takes minutes to measure: not one more with every call
+        commands = " && ".join(str(e.details["command"]) for e in lacking)
+        raise RepositoryError(
+            lacking[0].code,
+            "; ".join(e.message for e in lacking),
+            hint=f"measure them: {commands}",
+            details={"command": commands},
+        )
+    if lacking:
+        raise lacking[0]
     return out
 
 
