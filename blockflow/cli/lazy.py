@@ -21,13 +21,10 @@ class LazyGroup(TyperGroup):
 
     entries: ClassVar[Entries] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.entries)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with name and help: all that --help and completion look at."""
-        entry = self.entries.get(cmd_name)
-        return None if entry is None else TyperCommand(cmd_name, help=entry[2])
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Stand-ins with name and help: all that --help, completion and a guess at a typo look at.
+        self.commands = {name: TyperCommand(name, help=e[2]) for name, e in self.entries.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stand_in, rest = super().resolve_command(ctx, args)

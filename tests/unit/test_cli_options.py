@@ -14,6 +14,7 @@ from blockflow.bench.simulation.sources import Costs, TaskChoice
 from blockflow.cli.main import main
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.monitor.doctor.gather import HASHED_BYTES
+from blockflow.repository.zoo.catalog import ZOO
 
 
 class Seen(BaseException):
@@ -251,3 +252,24 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert given("doctor", *words, "--client-port", 2) == ((Path("r"),), expected)
     assert given("doctor", "--all")[1]["hash_bytes"] > 1 << 60
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["aply"], "apply"), (["bench", "tesis"], "thesis")], ids=["top", "group"]
+)
+def test_a_misspelt_command_is_guessed(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert f"Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_the_zoo_is_listed_with_names_and_inputs_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["export", "--list"]) == 0
+    listed = capsys.readouterr().out
+    for name, model in ZOO.items():
+        assert f" {name} " in listed
+        assert str(model.input).replace(" ", "") in listed
