@@ -293,7 +293,9 @@ def _print_zoo(as_json: bool) -> None:
         }
         typer.echo(json.dumps(models, indent=2))
         return
-    table = Table("model", "about", "input", "default split or blocks")
+    table = Table()
+    for heading in ("model", "about", "input", "default split or blocks"):  # to be copied: whole
+        table.add_column(heading, no_wrap=heading in ("model", "input"))
     for n, z in ZOO.items():
         places = ", ".join(z.blocks or z.cuts)
         table.add_row(n, z.about, _short(str(z.input)), places)
