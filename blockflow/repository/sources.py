@@ -287,8 +287,9 @@ def build(factory: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
     except AttributeError as e:
         hint = Guesses(dir(made)).hint(part)
         raise failed(f"module {module_name!r} has no {attribute!r}", hint) from e
-    if not callable(made):
-        raise failed(f"{attribute!r} is {a_kind(made)}, not a function or class")
+    if not callable(made) or isinstance(made, nn.Module):  # a model is called with its input
+        hint = "write a function that returns it" if isinstance(made, nn.Module) else ""
+        raise failed(f"{attribute!r} is {a_kind(made)}, not a function or class", hint)
     try:
         with torch.random.fork_rng(devices=[]), chdir("."):
             torch.manual_seed(seed)

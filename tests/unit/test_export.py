@@ -241,6 +241,7 @@ def test_names_must_be_enough_and_unique(repo: BlockRepository) -> None:
         ("no_such_module_:make", "no module 'no_such_module_'"),
         ("torch.nn:NoSuchThing", "has no 'NoSuchThing'"),
         ("torch:__version__", "not a function"),
+        ("made_model:model", "is a Linear, not a function"),
         ("torch.nn:Linear", "raised TypeError"),
         ("builtins:dict", "returned a dict, not a torch.nn.Module (at builtins:dict) -- write a f"),
         ("broken_factory_module:make", "the import failed: ZeroDivisionError"),
@@ -261,6 +262,7 @@ def test_factories_that_fail(
     (tmp_path / "dated_factory_module.py").write_text("import os\nos.getcwdu()\n")
     (tmp_path / "ending_factory.py").write_text("def make():\n    raise SystemExit(3)\n")
     (tmp_path / "lacking_factory.py").write_text("def make():\n    import no_such_module_\n")
+    (tmp_path / "made_model.py").write_text("from torch import nn\nmodel = nn.Linear(4, 4)\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert words in str(refused("FACTORY_FAILED", lambda: build(factory, {}, 0)))
 
