@@ -25,7 +25,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the system running.")] = False,
     reuse: Annotated[bool, typer.Option("--reuse", help="Use an earlier run's blocks.")] = False,
     topology: Annotated[Path, typer.Option(help="The update to deploy.")] = Path("topology.json"),
-    repository: Annotated[Path, typer.Option(help="Where the blocks are put.")] = Path("blocks"),
+    repository: Annotated[
+        Path, typer.Option("--repository", "-r", help="Where the blocks are put.")
+    ] = Path("blocks"),
     results: Annotated[Path, typer.Option(help="For picture and figures.")] = Path("results"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = EPOCHS,
     images: Annotated[int, typer.Option(min=1, max=HELD_OUT, help="Images to send.")] = HELD_OUT,

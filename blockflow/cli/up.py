@@ -28,7 +28,7 @@ def up(
         str, typer.Option("--topology", help="Apply this topology once the system is up.")
     ] = "",
     repository: Annotated[
-        str, typer.Option("--repository", help="Folder with the blocks.")
+        str, typer.Option("--repository", "-r", help="Folder with the blocks.")
     ] = "blocks",
     state_dir: Annotated[
         str,

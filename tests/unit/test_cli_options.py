@@ -11,7 +11,7 @@ from blockflow.bench.mlperf.presets import PRESETS
 from blockflow.bench.mlperf.settings import Mode, Scenario
 from blockflow.bench.mlperf.validation import Check
 from blockflow.bench.simulation.sources import Costs, TaskChoice
-from blockflow.cli.main import main
+from blockflow.cli.main import COMMANDS, load, main
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.monitor.doctor.gather import HASHED_BYTES
 from blockflow.repository.zoo.catalog import ZOO
@@ -273,3 +273,9 @@ def test_the_zoo_is_listed_with_names_and_inputs_whole(
     for name, model in ZOO.items():
         assert f" {name} " in listed
         assert str(model.input).replace(" ", "") in listed
+
+
+def test_the_repository_is_r_for_every_command() -> None:
+    options = [p.opts for name in COMMANDS for p in load(name).params if p.name == "repository"]
+    assert len(options) >= 7
+    assert all("-r" in names for names in options)
