@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -293,12 +294,14 @@ def test_a_child_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_child_is_left_where_another_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[subprocess.Popen[str]] = []
+    groups: list[int] = []
     start = subprocess.Popen
 
     def popen(_: Any, **pipes: Any) -> subprocess.Popen[str]:
         if begun:
             raise OSError(errno.EMFILE, "Too many open files")
         begun.append(start(["cat"], **pipes))
+        groups.append(os.getpgid(begun[0].pid))
         return begun[0]
 
     monkeypatch.setattr(farm, "PAYS_S", 0.0)
@@ -308,6 +311,7 @@ def test_no_child_is_left_where_another_cannot_be_started(monkeypatch: pytest.Mo
     (child,) = begun
     with child:
         assert child.returncode == -signal.SIGKILL
+    assert groups == [child.pid]  # Ctrl-C goes to all of a group
 
 
 def test_the_page_on_batching_shows_what_its_commands_say(

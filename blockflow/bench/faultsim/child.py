@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 from dataclasses import asdict
 from typing import TextIO
@@ -26,7 +25,5 @@ def serve(lines: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C goes to the whole terminal's group; the process that asks decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)
     serve(sys.stdin, sys.stdout)

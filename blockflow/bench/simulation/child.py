@@ -7,7 +7,6 @@ cell's outcome, or what went wrong with it, is one line of the standard output.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from typing import Any, TextIO
 
@@ -34,6 +33,4 @@ def _answer(runner: Runner, cell: Cell) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Ctrl-C goes to the whole terminal's group; the process that asks decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin, sys.stdout)

@@ -93,6 +93,8 @@ def spread(
     """
     command = [sys.executable, "-m", module]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    # Ctrl-C would go to the whole terminal's group, also to a child that still imports.
+    pipes["start_new_session"] = True
     todo = iter(jobs)
     lock = Lock()
 
