@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blockflow.__main__ import main as script
 from blockflow.bench.mlperf.presets import PRESETS
 from blockflow.bench.mlperf.settings import Mode, Scenario
 from blockflow.bench.mlperf.validation import Check
@@ -279,3 +281,12 @@ def test_the_repository_is_r_for_every_command() -> None:
     options = [p.opts for name in COMMANDS for p in load(name).params if p.name == "repository"]
     assert len(options) >= 7
     assert all("-r" in names for names in options)
+
+
+def test_a_command_where_the_client_alone_is_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "blockflow.cli.main")
+    monkeypatch.setitem(sys.modules, "typer", None)  # its import raises, as where it is missing
+    assert script() == 2
+    assert "the package 'typer' is not installed" in capsys.readouterr().err
