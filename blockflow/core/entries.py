@@ -50,6 +50,9 @@ def from_pydantic(
             message = "required field is missing"
         elif "input" in err and isinstance(err["input"], str | int | float | bool | type(None)):
             message = f"{message} (got {shortened(repr(err['input']))})"
+            if err["type"] == "string_pattern_mismatch":  # a pattern is for programs
+                named = _at(model, err["loc"][:-1]).model_fields.get(str(err["loc"][-1]))
+                hint = (named and named.description) or ""
         out.append(Problem(path, message, hint))
     return [*out, *further(exc.error_count(), base)]
 

@@ -81,6 +81,13 @@ def test_an_unknown_field_is_compared_with_those_of_its_object(
     assert hint in found.hint
 
 
+def test_beside_a_pattern_stands_what_it_means() -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": [{"name": "block1", "device": "gpu"}], "tasks": {}}, lookup)
+    (found,) = caught.value.problems
+    assert (found.path, found.hint) == ("$.blocks[0].device", "cpu or cuda:N")
+
+
 def test_what_cannot_be_carried_is_told_by_field() -> None:
     deep: list[Any] = []
     for _ in range(20):
