@@ -127,7 +127,8 @@ class Engine(ABC):
     def set_threads(self, threads: int) -> None:
         """Change the number of intra-op threads of a loaded engine, between two batches.
 
-        Called in the engine thread. Here: torch's pool; each thread that computes has its own.
+        Called in the engine thread; a :meth:`run` in a further lane may go on meanwhile, as it
+        began. Here: torch's pool; each thread that computes has its own.
 
         Raises:
             BlockError: LOAD_FAILED where the block has to be opened anew for it and cannot be

@@ -5,7 +5,8 @@ very thread that has received it, and its result is sent by that thread, too. A 
 thread on its way through a worker; each crossing would cost a wake-up, 50 to 100 us. While the
 engine thread computes, the data thread reads the socket in its stead, so that queues, deadlines and
 policies are served meanwhile. It is woken only if something comes: the engine thread arms the data
-thread's epoll, which costs a microsecond, and not the thread.
+thread's epoll, which costs a microsecond, and not the thread. Jobs of the engine thread, which may
+take seconds (another number of threads opens a session anew), are treated as forwards are.
 
 On a device the engine thread only orders the work, and goes on with the next batch. A result that
 has to come to the host first is sent by the thread that hears of its landing.
@@ -110,7 +111,8 @@ class Turns:
         self._hears = True
         self._more = False  # something may wait in the socket that it does not signal any more
         self._data_hears = False
-        self._engaged = False  # the engine thread computes: the data thread reads in its stead
+        self.engaged = False
+        """The engine thread is at a batch, or a job: the data thread reads in its stead."""
         self._rests = False  # the engine thread sleeps, and may be given a batch
         self._until_ns = NEVER_NS
         self._mine: Batch | None = None
@@ -133,12 +135,10 @@ class Turns:
                     # Not before what was given: its deadline has been looked at, and a job may be
                     # long. It is given only to who rests, so jobs have their turn after it.
                     while self._jobs:
-                        self._aside(self._jobs.popleft())
+                        self._engage(self._aside, self._jobs.popleft())
                     batch = self._next()
                 if batch is not None:
-                    if self._resting:
-                        self._spread()
-                    self._engage(batch)
+                    self._engage(self._compute, batch, self._runner.compute)
                     continue
                 if self.attentive and self._executor.idle:
                     self._wake()
@@ -147,22 +147,22 @@ class Turns:
     def _next(self) -> Batch | None:
         return None if self._paused else self._executor.step(time.monotonic_ns())
 
-    def _engage(self, batch: Batch) -> None:
-        """Compute while the data thread listens."""
+    def _engage(self, work: Callable[..., None], *given: Any) -> None:
+        """Do ``work`` while the data thread listens, and lanes that rest go on."""
+        if self._resting:
+            self._spread()
         if not self._executor.full:
             self._data.modify(self._fd, select.EPOLLIN)
             self._data_hears = True
             if self._more:
                 self._wake()
-        self._engaged = True
-        self._compute(batch, self._runner.compute)
-        self._engaged = self._data_hears = False
+        self.engaged = True
+        work(*given)
+        self.engaged = self._data_hears = False
         self._data.modify(self._fd, 0)
 
     def _compute(self, batch: Batch, run: Callable[[Batch], None]) -> None:
         executor = self._executor
-        if self.next_wake_ns() < self._data_until_ns:
-            self._wake()
         self._aside(run, batch)
         if batch.landing:
             executor.ordered(batch)  # unless it has landed already
@@ -197,7 +197,9 @@ class Turns:
                 self.receive()  # at once: a sender's clock is running
 
     def _aside(self, work: Callable[..., Any], *given: Any) -> None:
-        """Do ``work`` without the lock."""
+        """Do ``work`` without the lock; what is due meanwhile is for the data thread."""
+        if self.next_wake_ns() < self._data_until_ns:
+            self._wake()
         self.lock.release()
         try:
             work(*given)
@@ -257,7 +259,7 @@ class Turns:
         """A batch has made room: who had stopped reading the socket goes on."""
         if self._executor.full:
             return
-        if not self._engaged:
+        if not self.engaged:
             if not self._hears:
                 self.poke()
         elif (self._more or not self._data_hears) and not self._paused:
@@ -310,14 +312,14 @@ class Turns:
     def rest(self, until_ns: int) -> None:
         """Sleep until something happens, ``until_ns`` at the latest; then read the socket if it is
         this thread's turn."""
-        at_once = self._more and self._engaged and not self._paused and not self._executor.full
+        at_once = self._more and self.engaged and not self._paused and not self._executor.full
         self._data_until_ns = until_ns
         self.lock.release()
         try:
             sleep(self._data, 0 if at_once else until_ns)
         finally:
             self.lock.acquire()
-        if self._engaged and not self._paused:
+        if self.engaged and not self._paused:
             if self._executor.full:
                 self._data.modify(self._fd, 0)
                 self._data_hears = False
@@ -325,7 +327,7 @@ class Turns:
                 self.receive()
 
     def meanwhile(self, now: int) -> None:
-        """What is due while a lane computes: expiry, and work for lanes that rest."""
+        """What is due while others are at work: expiry, and batches for lanes that rest."""
         self._executor.expire(now)
         self._spread()
         if not self._data_hears:

@@ -216,7 +216,7 @@ class Worker:
                         return EXIT_STUCK if stuck else EXIT_OK
                     if now > end_ns:
                         return EXIT_STUCK
-                if executor.busy:
+                if executor.busy or turns.engaged:
                     turns.meanwhile(now)
                 if self._drain_asked and executor.idle and not push.pending():
                     self._drain_asked = False
@@ -224,7 +224,7 @@ class Worker:
                     self._agent.send(control.Drained(self._launch.incarnation, version))
                 turns.attentive = self._stopping or self._drain_asked
                 until = end_ns or NEVER_NS
-                if executor.busy:
+                if executor.busy or turns.engaged:
                     until = min(until, turns.next_wake_ns())
                 elif shortest_ns >= _SELDOM_NS:  # or each forward would wake who sleeps for ever
                     until = min(until, now + shortest_ns)

@@ -249,17 +249,41 @@ def test_a_forward_with_a_long_time_out_does_not_wake_the_data_thread() -> None:
             rig.go(rig.engine)
 
 
-def test_a_job_does_not_keep_the_data_thread_awake() -> None:
+def test_the_data_thread_reads_while_the_engine_thread_is_at_a_job() -> None:
+    """Each of them may take seconds, and what comes late is answered for in time."""
     with serving(lanes=1, burst=1) as rig:
         rig.send(1)
         rig.settle()
         rig.job()
-        for _ in range(2):
-            rig.send(1)
-        rig.go(rig.data)  # there is more to read
+        for deadline in (LATE, 5 * MS):  # one is read, and there is more to read
+            rig.send(1, deadline=deadline)
+        rig.long_jobs = True
         rig.go(rig.engine)
-        rig.go(rig.data)
-        assert at(rig) == ["job", "asleep"] and not rig.awake(rig.data)
+        rig.settle()
+        assert at(rig) == ["job", "asleep"] and not rig.line.frames
+        rig.clock.now = 5 * MS
+        rig.settle()
+        assert at(rig) == ["job", "asleep"] and rig.sink.failed == {3: "DEADLINE_EXCEEDED"}
+
+
+def test_lanes_that_rest_go_on_while_the_engine_thread_is_at_a_job() -> None:
+    """With what it leaves them, what comes, and what is due."""
+    with serving(lanes=4) as rig:
+        rig.scheduler.set_policy(3, {"policy": "window", "max_delay_ms": 3}, 0)
+        rig.long_jobs = True
+        rig.send(1, 2)
+        rig.settle()
+        rig.job()
+        rig.go(rig.engine)
+        rig.settle()
+        assert at(rig) == ["job", "asleep", "computes", "rests", "rests"]
+        for stage in (1, 3):
+            rig.send(stage)
+        rig.settle()
+        assert at(rig) == ["job", "asleep", "computes", "computes", "rests"]
+        rig.clock.now = 3 * MS
+        rig.settle()
+        assert at(rig) == ["job", "asleep", "computes", "computes", "computes"]
 
 
 def test_what_is_due_while_nobody_could_start_it_does_not_keep_the_data_thread_awake() -> None:

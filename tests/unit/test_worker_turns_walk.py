@@ -98,12 +98,12 @@ class Walk:
         self.look()
 
     def amid_a_job(self) -> None:
-        """Who is at one may be for long: all others come to rest meanwhile."""
+        """Who is at one may be for long: all others go on, and come to rest meanwhile."""
         self.rig.job()
         self.rig.long_jobs = True
-        self.rig.settle(self.rng.choice)
+        self.settle()
         self.pass_time()
-        self.rig.settle(self.rng.choice)
+        self.settle()
         self.rig.long_jobs = False
 
     def look(self) -> None:
@@ -117,7 +117,8 @@ class Walk:
         assert rig.lands or len(executor._running) == len(computing), (
             "nobody computes what is begun"
         )
-        assert rig.engine.at == "computes" or not rig.turns._jobs, "nobody does what is to be done"
+        at_work = rig.engine.at in ("computes", "job")
+        assert at_work or not rig.turns._jobs, "nobody does what is to be done"
         asleep = [t for t in (rig.engine, rig.data) if t.at == "asleep"]
         rests = [t for t in rig.all if t.at == "rests"]
         free = len(executor._running) < executor.lanes and (rests or rig.engine.at == "asleep")
@@ -126,7 +127,9 @@ class Walk:
             waits = {t.stage for t in rig.scheduler._tickets.values()}
             assert waits <= rig.scheduler.busy, "nobody starts what could run"
         orders = rig.lands and rig.engine.at == "computes"  # a moment, and then it looks itself
-        due = executor.next_overdue_ns() if stopping else executor.next_wake_ns()
+        starts = rests or rig.engine.at != "job"  # or nobody could, what is due
+        late = executor.next_wake_ns() if starts else executor.next_late_ns()
+        due = executor.next_overdue_ns() if stopping else late
         if due is not None and rig.data.at != "ended" and not orders:
             assert min(t.until_ns for t in asleep) <= due, "everyone sleeps longer than it may"
         if worker._drain_asked and not stopping:
