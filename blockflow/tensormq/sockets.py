@@ -8,6 +8,7 @@ an error, and closing is bounded.
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import socket as std_socket
 import threading
@@ -63,6 +64,9 @@ _MAX_PORT = 65535
 _THREADS = 2
 """Of a context: one for input and output, one that closes sockets."""
 
+_DESCRIPTORS = 6
+"""Of a context with its first socket."""
+
 _ZERO_COPY_RECV = 10
 """Of a context (``zmq.h``); pyzmq has no name for it."""
 
@@ -72,7 +76,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
     Raises:
         SystemError_: MISSING_EXTRA: libzmq is too old to be safe; NO_SPACE: this process gets no
-            thread, and libzmq would end it.
+            thread or descriptor, and libzmq would end it.
     """
     version = zmq.zmq_version_info()
     if version < OLDEST_LIBZMQ:
@@ -81,6 +85,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
             f"libzmq {version} is older than {OLDEST_LIBZMQ}",
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
+    _try_descriptors()
     _try_threads()
     # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
     # counter begins at C's rand(), which begins at the same number in every process: a peer could
@@ -92,6 +97,18 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     with suppress(zmq.ZMQError):
         context.set(_ZERO_COPY_RECV, 0)
     return context
+
+
+def _try_descriptors() -> None:
+    free: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            free.append(os.eventfd(0, os.EFD_CLOEXEC))
+    except OSError as e:
+        raise failure(e, f"ZeroMQ needs {_DESCRIPTORS} descriptors: {e}", "libzmq") from e
+    finally:
+        for fd in free:
+            os.close(fd)
 
 
 def _try_threads() -> None:

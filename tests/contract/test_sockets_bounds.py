@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from pathlib import Path
@@ -140,3 +141,23 @@ def test_without_threads_it_is_said_rather_than_that_libzmq_ends_the_process(
         new_context()
     assert refused.value.code == "NO_SPACE"
     assert "ulimit" in refused.value.hint
+
+
+@pytest.mark.parametrize("free", [0, 5])
+def test_nor_without_descriptors(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six are taken with the first socket; where libzmq finds none for an epoll, it aborts."""
+    taken: list[int] = []
+
+    def eventfd(*_: int) -> int:
+        if len(taken) == free:
+            no_descriptor()
+        taken.append(os.dup(0))
+        return taken[-1]
+
+    monkeypatch.setattr(sockets.os, "eventfd", eventfd)
+    with pytest.raises(SystemError_) as refused:
+        new_context()
+    assert refused.value.code == "NO_SPACE" and "ulimit -v, -n" in refused.value.hint
+    for fd in taken:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
