@@ -120,8 +120,7 @@ class Worker:
             if self._state != "loading":
                 raise
             _LOG.exception("start-up of %s ends by a defect", launch.name)
-            what = f"{type(exc).__name__} at start: {exc}"
-            error = failure(exc, what, launch.name)
+            error = failure(exc, f"{type(exc).__name__} at start: {exc}", launch.name)
             self._agent.send(control.StartFailed(launch.incarnation, error.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)
@@ -196,8 +195,7 @@ class Worker:
     def _serve(self, parts: Parts) -> int:
         """Running: returns the exit status once there is nothing more to do."""
         executor, push, turns = parts.executor, parts.push, parts.turns
-        end_ns: int | None = None
-        stuck = False
+        end_ns, stuck = 0, False
         limits = [s.timeout_ms * 1_000_000 for s in self._launch.stages if s.timeout_ms]
         shortest_ns = min(limits, default=0)
         with turns.lock:
@@ -281,7 +279,9 @@ class Worker:
             if not parts.push.pending() and (slots is None or not slots.outstanding()):
                 return
             self._watched.epoll.poll(0.001)
-            self._mailbox.drain()
+            for message in self._mailbox.drain():
+                if isinstance(message, control.PeerGone):  # that one reads nothing any more
+                    self._obey(parts, message)
 
     def _remove_files(self) -> None:
         remove_leavings(self._run_dir, self._launch.incarnation)

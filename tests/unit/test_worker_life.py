@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import threading
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from blockflow.launch.process import EXIT_START_FAILED
-from blockflow.wire.control import StartFailed
+from blockflow.tensormq.agent import Mailbox
+from blockflow.wire.control import PeerGone, StartFailed, Stop
 from blockflow.worker import worker as module
 from blockflow.worker.worker import Worker
 
@@ -85,3 +88,25 @@ def test_a_start_that_fails_says_whether_there_was_no_room(
     assert worker.run() == EXIT_START_FAILED
     (failed,) = [m for m in sent if isinstance(m, StartFailed)]
     assert failed.error["code"] == code and str(error) in failed.error["message"]
+
+
+def test_who_ends_does_not_wait_for_a_next_hop_that_dies_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever waits for its end, to run again what it had, would wait as long."""
+    worker, mailbox = Worker.__new__(Worker), Mailbox[Any]()
+    clock = count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    worker._launch = cast(Any, None)
+    worker._mailbox, worker._watched = mailbox, cast(Any, SimpleNamespace(epoll=select.epoll()))
+    leases, queued = {8, 9}, {9}
+    slots = SimpleNamespace(sweep=lambda: leases.discard(8), outstanding=lambda: len(leases))
+    delivery = SimpleNamespace(peer_gone=lambda life: (leases.discard(life), queued.discard(life)))
+    memory = SimpleNamespace(slots=slots, consumer=SimpleNamespace(peer_gone=lambda life: None))
+    push = SimpleNamespace(flush=lambda: 0, pending=lambda: len(queued))
+    for message in (Stop(), PeerGone(9), PeerGone(9)):
+        mailbox.put(message)
+    worker._await_next_hops(cast(Any, SimpleNamespace(delivery=delivery, memory=memory, push=push)))
+    assert not leases and not queued and next(clock) / 10 < module._END_S
+    worker._watched.epoll.close()
+    mailbox.close()
