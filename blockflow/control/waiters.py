@@ -35,10 +35,14 @@ class Waiters:
         return [w.deadline_ns for w in self._all]
 
     def check(self, now_ns: int) -> None:
-        """Tell those who need not wait any longer."""
+        """Tell those who need not wait any longer; one whose test raises gets that."""
         left = []
         for waiter in self._all:
-            found = waiter.test()
+            try:
+                found = waiter.test()
+            except Exception as e:  # it is the waiting one's affair, and nobody else's
+                waiter.future.set_exception(e)
+                continue
             if found is not None or now_ns >= waiter.deadline_ns:
                 waiter.future.set_result(found)
             else:

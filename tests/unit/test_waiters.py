@@ -33,3 +33,14 @@ def test_a_thread_that_is_busy_is_a_typed_error() -> None:
     with pytest.raises(SystemError_, match="TIMEOUT: the control plane is busy") as refused:
         result_of(Future[int](), 0)
     assert refused.value.retryable
+
+
+def test_who_waits_for_what_is_a_defect_is_told_and_keeps_up_nobody() -> None:
+    waiters, futures = Waiters(), [Future[Any](), Future[Any]()]
+    tests: list[Any] = [{}.popitem, lambda: "found"]
+    for test, future in zip(tests, futures, strict=True):
+        waiters.add(Waiter(test, 10, future))
+    waiters.check(0)
+    assert isinstance(futures[0].exception(0), KeyError)
+    assert futures[1].result(0) == "found"
+    assert waiters.deadlines() == []
