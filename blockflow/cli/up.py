@@ -198,7 +198,9 @@ def look_at(repository: Path) -> None:
 
 
 def _import_all() -> None:
-    """Import what a Manager is made of. Raises SystemError_: the installation is broken."""
+    """Import what a Manager is made of. Raises SystemError_: the installation is broken, or of
+    another release by now than this process's modules."""
+    from blockflow.control.release import warning
     from blockflow.launch.preload import few_collections
 
     try:
@@ -210,6 +212,8 @@ def _import_all() -> None:
         raise no_room(e, told, "up") or SystemError_(
             "INTERNAL", told, hint=hint, details={AWAY: True}
         ) from e
+    if told := warning():  # afterwards: the files may have been replaced meanwhile
+        raise SystemError_("INTERNAL", told)
 
 
 @contextmanager

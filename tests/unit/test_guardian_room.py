@@ -12,6 +12,7 @@ import pytest
 from blockflow.cli import up
 from blockflow.control import guardian, release
 from blockflow.core.errors import SystemError_
+from blockflow.launch import ward
 from tests.unit.test_guardian import END, KILLED, Life, Scripted, alone, it
 
 __all__ = ["alone", "it"]
@@ -140,3 +141,13 @@ def test_a_broken_installation_is_waited_for_as_room_is(
     assert it._hear() and "SyntaxError: invalid syntax" in it._short.message
     it._await_room(it._short)
     assert not it._no_room
+
+
+def test_what_was_imported_of_another_release_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The guardian, which asks too, has looked before that."""
+    monkeypatch.setattr(release, "replaced_by", lambda: "9.1.0")
+    with pytest.raises(SystemError_, match=r"is release 9\.1\.0 by now") as e:
+        up._import_all()
+    assert not ward.awaited(e.value)
