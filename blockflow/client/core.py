@@ -73,11 +73,6 @@ class ClientCore:
         self._timers: list[tuple[int, bytes]] = []
         self._window = Window()
 
-    @property
-    def in_flight(self) -> int:
-        """Requests without an outcome."""
-        return len(self._pending)
-
     # --- calls -----------------------------------------------------------------------------------
 
     def submit(
@@ -266,7 +261,10 @@ class ClientCore:
 
     def next_wakeup(self) -> int | None:
         """When :meth:`on_tick` should run next."""
-        return self._timers[0][0] if self._timers else None
+        timers, pending = self._timers, self._pending
+        while timers and timers[0][1] not in pending and timers[0][1] not in self._catalog:
+            heapq.heappop(timers)  # it has ended, as most do long before their time
+        return timers[0][0] if timers else None
 
     def on_tick(self, now_ns: int) -> list[Outcome]:
         """End what is overdue."""

@@ -43,7 +43,8 @@ def test_a_request_goes_out_once_and_its_reply_ends_it() -> None:
     assert isinstance(done, Answered)
     assert (done.request_id, done.epoch, done.submitted_ns) == (rid(1), 1, 0)
     assert bytes(done.frames[0]) == bytes(16)
-    assert core.in_flight == 0
+    assert len(core._pending) == 0
+    assert core.next_wakeup() is None  # not at its deadline, for nothing
     assert core.on_message(reply(1), 8 * MS) == []
     assert core.counters.late_replies == 1
 

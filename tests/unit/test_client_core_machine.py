@@ -132,13 +132,13 @@ class OneOutcomeEach(RuleBasedStateMachine):
 
     @invariant()
     def the_core_agrees(self) -> None:
-        assert self.core.in_flight == len(self.open)
+        assert len(self.core._pending) == len(self.open)
 
     def teardown(self) -> None:
         self.now += 200_000 * MS
         self.took(self.core.on_tick(self.now))
         assert not self.open
-        assert self.core.in_flight == 0
+        assert len(self.core._pending) == 0
 
 
 OneOutcomeEach.TestCase.settings = settings(max_examples=40, deadline=None)

@@ -77,7 +77,7 @@ def test_retries_run_out() -> None:
         out = core.on_disconnected(0)
         core.on_connected()
     assert only(out).error.code == "CONNECTION_LOST"
-    assert core.in_flight == 0
+    assert len(core._pending) == 0
 
 
 def test_an_upload_that_was_not_found_is_no_sending() -> None:
