@@ -286,7 +286,7 @@ class BlockRepository:
     def _unknown(self, name: str) -> RepositoryError:
         guesses = Guesses(self.names())
         known = guesses.known
-        hint = guesses.hint(name) or f"known: {', '.join(known[:10])}"
+        hint = guesses.hint(name) or f"known: {', '.join(known[:10])}{' ...' if known[10:] else ''}"
         return RepositoryError(
             "UNKNOWN_BLOCK",
             f"no block {name!r}",

@@ -192,6 +192,14 @@ def test_an_unknown_name_lists_near_ones(repo: BlockRepository) -> None:
     assert "did you mean echo1" in error.hint
 
 
+def test_a_list_of_blocks_that_is_cut_off_says_so(repo: BlockRepository) -> None:
+    for n in range(9):
+        save_echo(repo, f"b{n}", SPEC)
+    assert failure("UNKNOWN_BLOCK", repo, "zzz").hint.endswith("b8, echo1")
+    save_echo(repo, "b9", SPEC)
+    assert failure("UNKNOWN_BLOCK", repo, "zzz").hint.endswith("b8, b9 ...")
+
+
 def test_an_empty_repository(tmp_path: Path) -> None:
     repo = BlockRepository(tmp_path / "none")
     assert repo.names() == []
