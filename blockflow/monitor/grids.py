@@ -262,7 +262,7 @@ def _variant_rows(task: Doc, variants: Doc) -> list[tuple[str, ...]]:
 
 def history_grid(epochs: Sequence[Doc]) -> Grid:
     """The epochs that are remembered (``blockflow history``)."""
-    columns = (*_figures("epoch"), *_names("when", "how", "tasks", "note"))
+    columns = (*_figures("epoch", "when"), *_names("how", "tasks", "note"))
     rows = []
     for e in epochs:
         missing = e.get("missing", [])

@@ -21,7 +21,7 @@ from blockflow.monitor.grids import (
     load_grid,
     process_grid,
 )
-from blockflow.monitor.screen import show, top_screen
+from blockflow.monitor.screen import render, show, top_screen
 from blockflow.monitor.top import Top
 from blockflow.monitor.view import (
     endpoints,
@@ -93,6 +93,14 @@ def test_epochs() -> None:
         ("1", "2026-01-01", "system-update", "", ""),
         ("0", "-", "system-update", "", "the repository is away"),
     )
+
+
+def test_the_time_of_an_epoch_is_shown_whole() -> None:
+    tasks = {f"task{n}": ["a"] for n in range(20)}
+    when = "2026-11-30T15:02:27+00:00"
+    what = {"epoch": 1, "how": "system-update", "in_force": True, "posted": {"tasks": tasks}}
+    epoch = {"when": when, **what}
+    assert when in render(history_grid([epoch]), 80).plain
 
 
 @pytest.mark.parametrize(
