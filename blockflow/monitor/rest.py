@@ -130,7 +130,11 @@ class RestClient:
                 raw = answer.read(MAX_ANSWER_BYTES + 1)
             except TimeoutError as exc:
                 raise make_error(
-                    "TIMEOUT", f"no answer within {timeout_s:g} s", where=f"{self.url}{path}"
+                    "TIMEOUT",
+                    f"no answer within {timeout_s:g} s",
+                    where=f"{self.url}{path}",
+                    hint="it is busy, or what listens there is no control plane: `blockflow up` "
+                    "shows the address (REST)",
                 ) from exc
             except (OSError, http.client.HTTPException) as exc:
                 # What takes requests and never answers one may as well speak HTTPS. Who only looks
