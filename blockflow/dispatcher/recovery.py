@@ -166,7 +166,7 @@ def begun_once(entry: Entry, end: int, not_begun: Collection[int]) -> str:
 
 def begun_before(entry: Entry, plan: Plan) -> str:
     """A block on ``plan`` that must not run twice and may have begun for a task that has ended in
-    an earlier attempt: an update has led the way of another one there. '' = none."""
+    an earlier attempt: an update, or a canary's end, leads another one there. '' = none."""
     for node in sorted(plan.once):
         for task in entry.kept.values():
             way = task.plan.lineage.get(task.node, ())

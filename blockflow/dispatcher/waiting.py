@@ -130,7 +130,7 @@ class WaitingRoom:
             return refusal
         begun = begun_before(entry, plan)
         if begun:
-            return not_again(_changed(entry, "an update changed the way of its tasks"), begun)
+            return not_again(_changed(entry, "its next attempt would go another way"), begun)
         if entry.deaths and self._contested(plan):
             entry.waits_for = QUARANTINE
             return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from recovery_rig import PATHS, SECOND, World, codes, done
+from dataclasses import replace
+
+from recovery_rig import PATHS, SECOND, World, codes, done, message
 
 from blockflow.core.errors import RequestError
+from blockflow.core.routing import CanaryRoute
 from blockflow.dispatcher.entry import QUARANTINE, Entry, ReleaseInput, SendAgain
 
 TRUNK, HEAD_A, HEAD_B = 1, 2, 4
@@ -97,3 +100,18 @@ def test_an_update_leads_no_rerun_through_a_block_that_may_have_run_for_another_
     assert codes(entry) == ["WORKER_LOST", "WORKER_LOST"]
     (a, _) = entry.results()
     assert "block 'head_b' must not run twice" in str(a.outcome)
+
+
+def test_nor_does_the_end_of_a_canary_and_no_update_is_told_of() -> None:
+    workers = {"trunk": [TRUNK], "head_b": [HEAD_B], "new": [HEAD_A]}
+    w = World(once=["head_b"], **workers)
+    assert w.planner.table is not None
+    canary = CanaryRoute(("trunk", "new"), 1.0)
+    tasks = {t: replace(w.planner.table.tasks["b"], name=t) for t in ("a", "b")}
+    tasks["a"] = replace(tasks["a"], canary=canary)
+    w.planner.replace(replace(w.planner.table, tasks=tasks))
+    entry = w.admit("a", "b")
+    w.answer(entry)
+    assert w.die(HEAD_A) == done(entry) and codes(entry) == ["WORKER_LOST"]
+    assert "block 'head_b' must not run twice" in message(entry)
+    assert "update" not in message(entry)
