@@ -3,6 +3,8 @@
 import signal
 import sys
 
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
 
 def main() -> int:
     """Run one command, see :func:`blockflow.cli.main.main`; where the client alone is installed
@@ -10,6 +12,8 @@ def main() -> int:
     begun, and amid imports it would be Python's traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A parent that takes signals by sigwait has blocked them, for those that it starts as well.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     try:
         from blockflow.cli.main import main as command
     except ModuleNotFoundError as exc:

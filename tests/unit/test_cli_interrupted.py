@@ -76,3 +76,18 @@ def test_ctrl_c_amid_the_imports_of_the_command_line_is_no_traceback(
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [then]
+
+
+def test_what_a_parent_has_blocked_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a supervisor has that takes its own signals by sigwait: `up` could not be ended."""
+    masks: list[Any] = []
+    look = SimpleNamespace(main=lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    monkeypatch.setitem(sys.modules, "blockflow.cli.main", look)
+    handler = signal.getsignal(signal.SIGINT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    try:
+        entry.main()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    assert masks[0].isdisjoint({signal.SIGTERM, signal.SIGCHLD})

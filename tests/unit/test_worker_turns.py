@@ -267,7 +267,6 @@ def test_the_data_thread_reads_while_the_engine_thread_is_at_a_job() -> None:
 
 
 def test_lanes_that_rest_go_on_while_the_engine_thread_is_at_a_job() -> None:
-    """With what it leaves them, what comes, and what is due."""
     with serving(lanes=4) as rig:
         rig.scheduler.set_policy(3, {"policy": "window", "max_delay_ms": 3}, 0)
         rig.long_jobs = True
