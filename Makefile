@@ -156,7 +156,7 @@ bench-reliability: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.reliability.run $(ARGS)
 
 bench-thesis-memory: $(VENV)/.ready
-	@$(BIN)/python -m blockflow.bench.thesis.memory $(ARGS)
+	@$(BIN)/blockflow bench thesis --only deployment $(ARGS)
 
 bench-compare: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.compare.run '$(BASE)' $(ARGS)

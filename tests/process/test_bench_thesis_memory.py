@@ -7,32 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.bench.contenders import CONTENDERS, Contender, Model
+from blockflow.bench.contenders import Contender, Model
 from blockflow.bench.thesis import memory_measure
-from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy, prepared
+from blockflow.bench.thesis.memory_measure import KINDS, measure, occupancy
 from blockflow.bench.thesis.memory_model import PROCESSES
 from blockflow.control.system import System
-from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
 from blockflow.launch.base import Launcher
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
 
 MODEL = Model("resnet18")  # of four blocks; echo blocks stand for them: nothing to export
-ECHO = Contender("echo", "auto")
-
-
-def store_echoes(model: Model, contender: Contender, root: Path) -> None:
-    for name in model.chain(contender, root).blocks:
-        save_echo(BlockRepository(root), name, TensorSpec("float32", ("rows", 8)))
 
 
 def test_every_kind_of_process_is_measured_in_every_round(
     tmp_path: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_measure, "System", partial(System, launcher=launcher))
-    monkeypatch.setitem(CONTENDERS, "echo", ECHO)  # type: ignore[arg-type]
-    monkeypatch.setattr(memory_measure, "prepare_apart", store_echoes)
     seen = []
     asked = memory_measure.topology
 
@@ -42,7 +33,9 @@ def test_every_kind_of_process_is_measured_in_every_round(
 
     monkeypatch.setattr(memory_measure, "topology", spied)
     done: list[None] = []
-    chain = prepared(MODEL, "echo", tmp_path / "blocks")
+    chain = MODEL.chain(Contender("echo", "auto"), tmp_path / "blocks")
+    for name in chain.blocks:
+        save_echo(BlockRepository(chain.repository), name, TensorSpec("float32", ("rows", 8)))
     found = measure(chain, 1, tmp_path / "state", lambda: done.append(None))
     assert list(found) == list(KINDS)
     assert len(done) == len(KINDS)
@@ -52,12 +45,3 @@ def test_every_kind_of_process_is_measured_in_every_round(
     mean = occupancy(MODEL, found)
     assert set(mean.processes) == set(PROCESSES)
     assert mean.context == found[()][0]
-
-
-def test_blocks_that_cannot_be_made_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = make_error("EXPORT_FAILED", "no")
-    monkeypatch.setattr(memory_measure, "prepare_apart", lambda *_: problem)
-    with pytest.raises(BlockFlowError, match="EXPORT_FAILED"):
-        prepared(MODEL, "exported", tmp_path / "blocks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from thesis_rig import context
 from blockflow.bench.statistics import Interval
 from blockflow.bench.thesis import deployment
 from blockflow.bench.thesis.experiment import Settings
-from blockflow.bench.thesis.memory import main
 from blockflow.bench.thesis.memory_figures import (
     LESS,
     MORE,
     SAME,
-    SAVING,
     TOO_FEW,
     draw,
     mismatches,
@@ -234,45 +231,3 @@ def test_a_constant_that_is_off_by_a_megabyte_is_noticed() -> None:
     )
     assert len(mismatches(found)) == len(SCENARIOS)
     assert all(line.startswith("table 4.5, scenario ") for line in mismatches(found))
-
-
-@pytest.mark.parametrize("model", TABLES)
-def test_the_command_with_the_thesis_constants(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, picture = tmp_path / "m.jsonl", tmp_path / "m.png"
-    arguments = ["--constants", "thesis", "--model", model, "--json", str(target)]
-    assert main([*arguments, "--plot", str(picture)]) == 0
-    shown = capsys.readouterr().out
-    assert f"Table {TABLES[model].label}: {model}, 100 tasks, as printed" in shown
-    assert "Table 4.4" in shown
-    lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    # Eight scenarios, three fusions; as printed, and for 100 and 1000 tasks.
-    assert sum(line["name"] == SAVING for line in lines) == 8 * 3 * 3
-    assert picture.stat().st_size > 1000
-
-
-def test_what_cannot_be_written_is_shown_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    target = tmp_path / "file" / "m.jsonl"
-    assert main(["--constants", "thesis", "--json", str(target)]) == 2
-    shown = capsys.readouterr().out
-    assert "Table 4.5" in shown
-    assert "INVALID_REQUEST" in shown
-    assert "--json" in shown
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--constants", "thesis", "--model", "resnet18"],
-        ["--model", "alexnet"],
-        ["--model", "nonsense"],
-        ["--rounds", "0"],
-    ],
-)
-def test_bad_arguments_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)

@@ -1,7 +1,8 @@
-"""Modular and traditional deployment (thesis, section 4.3, tables 4.4 to 4.6) as an experiment.
+"""The memory of modular and of traditional deployment (thesis, section 4.3, tables 4.4 to 4.6).
 
-The measurement, the model and the tables are those of ``make bench-thesis-memory``
-(:mod:`blockflow.bench.thesis.memory`).
+Eight scenarios of tasks in three classes, three degrees of fusion, 100 and 1000 tasks. What a
+process takes is measured here, a worker at a time; the deployments are sums over it. With
+``--constants thesis`` it is taken from the thesis, and the tables come out cell by cell.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from blockflow.bench.contenders import Model
 from blockflow.bench.grid import Grid
 from blockflow.bench.results import Figure
 from blockflow.bench.thesis.beside import THESIS_MODEL
@@ -22,26 +24,33 @@ from blockflow.bench.thesis.experiment import (
     Settings,
     variant,
 )
-from blockflow.bench.thesis.memory import concluded, fitting, from_thesis
 from blockflow.bench.thesis.memory_figures import (
     draw,
+    fusion_note,
     mismatches,
+    process_figures,
     process_grid,
     remarks,
+    saving_figures,
     saving_grids,
     scenario_grid,
 )
-from blockflow.bench.thesis.memory_measure import KINDS, ROUNDS, measure
-from blockflow.bench.thesis.memory_model import Blocks
+from blockflow.bench.thesis.memory_measure import KINDS, ROUNDS, by_rounds, measure, occupancy
+from blockflow.bench.thesis.memory_model import FULL, Blocks
 from blockflow.bench.thesis.memory_tables import TABLES
+from blockflow.repository.zoo.catalog import ZOO
 
 NAME = "deployment"
 _SMALL = "resnet18"
 """Measured in a quick run, where the call's model does not fit."""
 
-
 CONSTANTS = "constants"
 """The variant that measures nothing."""
+
+
+def fitting() -> list[str]:
+    """Models of the zoo in as many blocks as the thesis's."""
+    return [name for name, model in ZOO.items() if len(model.cuts) + 1 == len(FULL)]
 
 
 def models_of(settings: Settings) -> list[str]:
@@ -90,6 +99,27 @@ def _measured(ctx: Context, model: str, before: Sequence[Figure]) -> tuple[list[
     with ctx.step(f"{model}: one worker at a time", rounds * len(KINDS)) as advance:
         samples = measure(chain, rounds, ctx.scratch / f"state-{model}", advance, keep)
     return concluded(model, samples)
+
+
+def concluded(model: str, samples: Mapping[Blocks, Sequence[float]]) -> tuple[list[Figure], str]:
+    """From the memory of this machine's processes; figures, and how well sums of blocks foretell a
+    fused one."""
+    rounds = by_rounds(Model(model), samples)
+    figures = [
+        *process_figures(occupancy(Model(model), samples), samples),
+        *saving_figures(rounds, TABLES.get(model), constants_of_thesis=False),
+    ]
+    return figures, fusion_note(rounds)
+
+
+def from_thesis(model: str) -> tuple[list[Figure], str]:
+    """The same from the constants behind the thesis's table of this model."""
+    found = TABLES[model].occupancy
+    figures = [
+        *process_figures(found),
+        *saving_figures([found], TABLES[model], constants_of_thesis=True),
+    ]
+    return figures, fusion_note([found])
 
 
 def conclude(models: Sequence[tuple[list[Figure], str]], notes: Sequence[str]) -> Findings:

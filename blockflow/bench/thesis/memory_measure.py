@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
+from blockflow.bench.contenders import Model
 from blockflow.bench.in_process import Chain, example
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
@@ -40,25 +40,6 @@ _MIB = 2**20
 
 KINDS: tuple[Blocks, ...] = (NOTHING, *PROCESSES)
 """The processes that a round starts."""
-
-
-def prepared(model: Model, engine: str, folder: Path) -> Chain:
-    """The model's blocks in a repository of their own.
-
-    Args:
-        model: of four blocks.
-        engine: label of a contender.
-        folder: new.
-
-    Raises:
-        BlockFlowError: the blocks cannot be made here.
-    """
-    folder.mkdir()
-    contender = CONTENDERS[engine]
-    problem = prepare_apart(model, contender, folder)
-    if problem is not None:
-        raise problem
-    return model.chain(contender, folder)
 
 
 def save_empty(repository: Path) -> None:
