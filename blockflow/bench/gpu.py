@@ -54,7 +54,7 @@ from blockflow.bench.gpu_floor import Floor, floor_figures, floor_grid
 from blockflow.bench.gpu_load import Energy, flood, images, once
 from blockflow.bench.in_process import InProcess
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.options import result_path
+from blockflow.bench.options import make_parser, result_path
 from blockflow.bench.pipeline import bound
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
@@ -299,8 +299,7 @@ def _share(text: str) -> float:
 @orderly
 def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures; status 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="is everything sound?")
+    parser = make_parser("gpu", __doc__, quick="is everything sound?")
     parser.add_argument(
         "--effort",
         type=_share,
@@ -308,7 +307,6 @@ def main(arguments: list[str]) -> int:
         metavar="SHARE",
         help="share of the full length, 0.1 to 1, for a device that is lent by the minute",
     )
-    parser.add_argument("--json", help="file for the figures (default results/gpu.jsonl)")
     args = parser.parse_args(arguments)
     console = Console()
     try:

@@ -8,7 +8,6 @@ number of hops (:mod:`blockflow.bench.echo_chain`).
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,14 +54,13 @@ from blockflow.bench.hop_figures import (
 )
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
-from blockflow.bench.options import count, result_path
+from blockflow.bench.options import parse_rounds, result_path
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.turns import balanced
 from blockflow.client import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
-from blockflow.core import limits
 from blockflow.repository.repository import BlockRepository
 
 KIB, MIB = 2**10, 2**20
@@ -95,12 +93,6 @@ class Plan:
         if not heavy or size < HEAVY:
             return True
         return condition == WARM and number % _EVERY == 0
-
-    @property
-    def whole(self) -> bool:
-        """At least what is measured without options."""
-        more = self.rounds >= FULL.rounds and self.burst >= FULL.burst
-        return more and {*FULL.sizes} <= {*self.sizes} and {*FULL.ways} <= {*self.ways}
 
     def count(self, condition: str) -> int:
         return self.burst if condition == WARM else max(1, self.burst // 2)
@@ -227,42 +219,10 @@ def warm_up(plan: Plan, hosts: Sequence[EchoChain]) -> dict[tuple[str, int], Cou
     return out
 
 
-def parse_size(text: str) -> int:
-    """``64``, ``16k``, ``4m``: bytes, KiB, MiB; at most what one message may hold."""
-    unit = {"k": KIB, "m": MIB}.get(text[-1:].lower(), 1)
-    try:
-        found = int(text[:-1] if unit > 1 else text) * unit
-    except ValueError:
-        found = 0
-    if not 0 < found <= limits.MAX_MESSAGE_BYTES:
-        most = limits.MAX_MESSAGE_BYTES // MIB
-        raise argparse.ArgumentTypeError(f"{text!r} is no size from 1 to {most}m, like 64, 16k, 4m")
-    return found
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes with commas between them, each once."""
-    return tuple(dict.fromkeys(parse_size(part.strip()) for part in text.split(",")))
-
-
-def parse_args(argv: Sequence[str] | None) -> tuple[Plan, Path]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.hops", description=__doc__)
-    parser.add_argument("--sizes", type=parse_sizes, help="bytes, or with k or m, comma-separated")
-    parser.add_argument("--rounds", type=count, help=f"visits of every way (default {FULL.rounds})")
-    parser.add_argument("--burst", type=count, help=f"requests per visit (default {FULL.burst})")
-    parser.add_argument("--quick", action="store_true", help="a little of everything: is it sound?")
-    parser.add_argument("--json", help="file for the figures (default results/hops.jsonl)")
-    args = parser.parse_args(argv)
-    plan = QUICK if args.quick else FULL
-    sizes, rounds = args.sizes or plan.sizes, args.rounds or plan.rounds
-    chosen = Plan(sizes, plan.ways, rounds, args.burst or plan.burst)
-    return chosen, result_path(args, "hops", whole=chosen.whole)
-
-
 @orderly
 def main(arguments: list[str]) -> int:
     """Run the benchmark, print its tables, write its figures."""
-    plan, target = parse_args(arguments)
+    plan, args = parse_rounds(arguments, "hops", __doc__, FULL, QUICK)
     console = Console()
     begin = calibrate()
     with tempfile.TemporaryDirectory(prefix="bf-hops-") as name, Progress(console=console) as bar:
@@ -286,7 +246,8 @@ def main(arguments: list[str]) -> int:
         console.print(grid.rich())
     for line in remarks(found):
         console.print(line, highlight=False)
-    ResultFile(target, "hops", make_command("bench-hops", arguments)).write(found)
+    path = result_path(args, "hops", whole=plan.rounds >= FULL.rounds)
+    ResultFile(path, "hops", make_command("bench-hops", arguments)).write(found)
     return 0
 
 

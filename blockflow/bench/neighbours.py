@@ -8,7 +8,6 @@ both heads in one worker, and with whole tensors in the place of handles.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -24,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.options import result_path
+from blockflow.bench.options import SOUND, make_parser, result_path
 from blockflow.bench.results import (
     LESS_IS_BETTER,
     Figure,
@@ -193,12 +192,7 @@ def figures(way: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> list[F
 @orderly
 def main(arguments: list[str]) -> int:
     """Measure, print the table, write the figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m blockflow.bench.neighbours", description=__doc__
-    )
-    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
-    parser.add_argument("--json", help="file for the figures (default results/neighbours.jsonl)")
-    args = parser.parse_args(arguments)
+    args = make_parser("neighbours", __doc__, quick=SOUND).parse_args(arguments)
     console = Console()
     found = measure(
         QUICK if args.quick else Plan(), lambda line: console.print(line, highlight=False)

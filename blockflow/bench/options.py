@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 PART = "-part"
 """Ends the name of the result file of a run that measures less than the whole, or something else,
 as ``-quick`` does a quick one's: the documents are made of what is in the files of whole runs."""
+
+
+class Rounds(Protocol):
+    """The plan, a dataclass, of a benchmark that goes round after round."""
+
+    @property
+    def rounds(self) -> int: ...
+
+
+P = TypeVar("P", bound=Rounds)
 
 
 def count(text: str) -> int:
@@ -42,18 +54,59 @@ def positive(text: str) -> float:
     return found
 
 
-def parse_rounds(argv: Sequence[str], name: str, doc: str | None, usual: int) -> argparse.Namespace:
-    """The command line of a benchmark that goes round after round: ``quick``, ``rounds`` (None:
-    as many as usual) and ``json``."""
-    parser = argparse.ArgumentParser(prog=f"python -m blockflow.bench.{name}", description=doc)
-    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
-    parser.add_argument("--rounds", type=count, help=f"how many (default {usual})")
-    parser.add_argument("--json", help=f"file for the figures (default results/{name}.jsonl)")
-    return parser.parse_args(argv)
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Names with commas between them; '' is none.
+
+    Raises:
+        argparse.ArgumentTypeError: (when called) one is not known.
+    """
+
+    def names(text: str) -> list[str]:
+        found = [part.strip() for part in text.split(",") if part.strip()]
+        if not set(found) <= set(known):
+            raise argparse.ArgumentTypeError(f"takes some of: {', '.join(known)}")
+        return found
+
+    return names
+
+
+def make_parser(
+    module: str, doc: str | None = None, *, quick: str = "", name: str = ""
+) -> argparse.ArgumentParser:
+    """What the command lines of benchmarks have in common: ``json``, and ``quick``.
+
+    Args:
+        module: below ``blockflow.bench``.
+        doc: what it does.
+        quick: what a quick run is for; '': there is none.
+        name: of the figures, where it is not the module's.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m blockflow.bench.{module}", description=doc)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    file = f"results/{name or module}.jsonl"
+    parser.add_argument("--json", help=f"file for the figures (default {file})")
+    return parser
+
+
+SOUND = "seconds only: is everything sound?"
+"""What most quick runs are for."""
+
+
+def parse_rounds(
+    argv: Sequence[str], name: str, doc: str | None, plan: P, quick: P
+) -> tuple[P, argparse.Namespace]:
+    """The command line of a benchmark that goes round after round: the plan, and what
+    :func:`result_path` takes."""
+    parser = make_parser(name, doc, quick=SOUND)
+    parser.add_argument("--rounds", type=count, help=f"how many (default {plan.rounds})")
+    args = parser.parse_args(argv)
+    chosen: Any = quick if args.quick else plan
+    return replace(chosen, rounds=args.rounds or chosen.rounds), args
 
 
 def result_path(args: argparse.Namespace, name: str, *, whole: bool) -> Path:
-    """Where the figures of :func:`parse_rounds` go: neither a quick run nor one that is not
-    ``whole`` takes the place of a real one."""
-    mark = "-quick" * args.quick or PART * (not whole)
+    """Where the figures go: neither a quick run nor one that is not ``whole`` takes the place of a
+    real one."""
+    mark = "-quick" * getattr(args, "quick", False) or PART * (not whole)
     return Path(args.json or f"results/{name}{mark}.jsonl")

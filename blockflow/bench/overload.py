@@ -22,7 +22,7 @@ from rich.console import Console
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos.watch import Watch
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.options import PART, positive
+from blockflow.bench.options import PART, SOUND, make_parser, positive
 from blockflow.bench.overload_clients import SPEC, TASK, Clients
 from blockflow.bench.overload_figures import Depth, Load, draw, figures, remarks
 from blockflow.bench.reliability.promise import missed
@@ -142,11 +142,9 @@ def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]
 
 
 def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.overload", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="seconds only: is everything sound?")
+    parser = make_parser("overload", __doc__, quick=SOUND)
     parser.add_argument("--seconds", type=positive, help="of each load")
     parser.add_argument("--fixed", action="store_true", help="without the adaptive limit")
-    parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--plot", help="file for the picture")
     args = parser.parse_args(argv)
     plan = QUICK if args.quick else Plan()

@@ -9,11 +9,10 @@ load one replica more.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,16 +216,10 @@ def grid(found: Sequence[Figure]) -> Grid:
     return Grid("replicas", heads, rows, frozenset({"model", "weights"}))
 
 
-def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    args = parse_rounds(argv, "replicas", __doc__, Plan().rounds)
-    plan = QUICK if args.quick else Plan()
-    return replace(plan, rounds=args.rounds or plan.rounds), args
-
-
 @orderly
 def main(arguments: list[str]) -> int:
     """Run, print, write the figures."""
-    plan, args = parse_args(arguments)
+    plan, args = parse_rounds(arguments, "replicas", __doc__, Plan(), QUICK)
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,

@@ -9,12 +9,11 @@ figures of the new tasks have been told.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count as count_from
 from pathlib import Path
 
@@ -225,16 +224,10 @@ def _with_interval(figure: Figure) -> str:
     return f"{bounds.value:.3f} ({bounds.low:.3f}-{bounds.high:.3f})"
 
 
-def parse_args(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    args = parse_rounds(argv, "tasks", __doc__, Plan().rounds)
-    plan = QUICK if args.quick else Plan()
-    return replace(plan, rounds=args.rounds or plan.rounds), args
-
-
 @orderly
 def main(arguments: list[str]) -> int:
     """Run, print, write the figures."""
-    plan, args = parse_args(arguments)
+    plan, args = parse_rounds(arguments, "tasks", __doc__, Plan(), QUICK)
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,

@@ -8,7 +8,6 @@ without a pause all the while and keep their own ledger.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 from collections import Counter
@@ -205,14 +204,13 @@ def figures(found: Run) -> list[Figure]:
 @orderly
 def main(arguments: list[str]) -> int:
     """Run, print, write the figures; status 1 if a request failed or was mixed."""
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.updates", description=__doc__)
+    parser = options.make_parser("updates", __doc__)
     parser.add_argument(
         "--updates", type=options.count, default=_UPDATES, help=f"how many (default {_UPDATES})"
     )
     parser.add_argument(
         "--clients", type=options.count, default=4, help="that ask at once (default 4)"
     )
-    parser.add_argument("--json", help="file for the figures (default results/updates.jsonl)")
     args = parser.parse_args(arguments)
     if args.updates >= SECOND - 1:
         parser.error(f"--updates is from 1 to {SECOND - 2}")
@@ -226,8 +224,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"failed: {code} x {n}", highlight=False)
     for text in found.ledger.mixed[:20]:
         console.print(f"mixed: {text}", highlight=False)
-    # Fewer must not take the place of a whole run.
-    path = Path(args.json or f"results/updates{options.PART * (args.updates < _UPDATES)}.jsonl")
+    path = options.result_path(args, "updates", whole=args.updates >= _UPDATES)
     ResultFile(path, "updates", make_command("bench-updates", arguments)).write(made)
     return 0 if found.ledger.clean else 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blockflow.bench import tasks
 from blockflow.bench.results import ResultFile
 from blockflow.bench.tasks import QUICK, TIMES, figures, grid, measure
 from blockflow.launch.base import Launcher
@@ -32,10 +31,3 @@ def test_every_number_of_tasks_has_every_figure(tmp_path: Path, launcher: Launch
     table = grid(run.figures)
     assert [row[0] for row in table.rows] == ["2", "40"] and len(table.heads) == len(table.rows[0])
     assert [row[5] == "1" for row in table.rows] == [True, False]
-
-
-def test_a_shorter_run_does_not_take_the_place_of_a_whole_one() -> None:
-    plan, _ = tasks.parse_args(["--rounds", "3"])
-    assert plan.rounds == 3 and plan.sizes == tasks.Plan().sizes
-    plan, args = tasks.parse_args(["--quick"])
-    assert plan == QUICK and args.quick

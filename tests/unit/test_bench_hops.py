@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -23,7 +22,7 @@ from blockflow.bench.echo_chain import (
     topology,
 )
 from blockflow.bench.hop_figures import Key, Track, Tracks
-from blockflow.bench.hops import FULL, HEAVY, KIB, MIB, QUICK, SIZES, parse_args, parse_size
+from blockflow.bench.hops import FULL, HEAVY, KIB, MIB, SIZES
 from blockflow.bench.kpi_reader import BYTES, COPIES, COPIES_IN, Counted, per_hop
 from blockflow.bench.results import interval_figure, latency_figure
 from blockflow.bench.statistics import Interval, median_interval
@@ -198,35 +197,6 @@ def test_heavy_ways_take_part_now_and_then() -> None:
     assert not FULL.takes_part(5, HEAVY, True, WARM)
     assert not FULL.takes_part(4, HEAVY, True, "idle")
     assert FULL.takes_part(5, HEAVY, False, "idle")
-
-
-def test_arguments_change_the_plan() -> None:
-    plan, target = parse_args(["--sizes", "64,16k,2m", "--rounds", "3", "--json", "x.jsonl"])
-    assert plan == replace(FULL, sizes=(64, 16 * KIB, 2 * MIB), rounds=3)
-    assert str(target) == "x.jsonl"
-    quick, target = parse_args(["--quick"])
-    assert quick == QUICK
-    assert target.name == "hops-quick.jsonl"  # a real run's figures stay
-    assert parse_size("100M") == 100 * MIB
-    assert parse_args([])[1].name == parse_args(["--rounds", "13"])[1].name == "hops.jsonl"
-    for less in (["--rounds", "1"], ["--burst", "7"], ["--sizes", "1k,1m"]):
-        assert parse_args(less)[1].name == "hops-part.jsonl"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(["--rounds", n] for n in ("0", "-1", "x")),
-        *(["--burst", n] for n in ("0", "1.5")),
-        *(["--sizes", n] for n in ("", "x", "0", "1,", "-1k", "1.5m", "257m", "9" * 5000)),
-    ],
-)
-def test_nonsense_is_refused_before_anything_starts(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse_args([f"{words[0]}={words[1]}"])
-    assert f"argument {words[0]}" in capsys.readouterr().err
 
 
 def test_few_rounds_conclude_nothing() -> None:

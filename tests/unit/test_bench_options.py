@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockflow.bench import overload, updates
+from blockflow.bench import hops, overload, updates
 from blockflow.bench.faultsim import run as faultsim
 from blockflow.bench.fuzz import run as fuzz
-from blockflow.bench.options import count, positive
+from blockflow.bench.options import count, parse_rounds, positive, result_path, some_of
 
 
 def test_numbers_have_bounds() -> None:
@@ -24,9 +25,29 @@ def test_numbers_have_bounds() -> None:
             positive(text)
 
 
+def test_names_are_some_of_those_that_are_known() -> None:
+    names = some_of(("a", "b"))
+    assert (names("b, a"), names("")) == (["b", "a"], [])
+    with pytest.raises(argparse.ArgumentTypeError, match="some of: a, b"):
+        names("a,c")
+
+
+def test_rounds_change_the_plan_and_less_has_a_file_of_its_own() -> None:
+    def call(*words: str) -> tuple[hops.Plan, str]:
+        plan, args = parse_rounds(words, "hops", "", hops.FULL, hops.QUICK)
+        return plan, result_path(args, "hops", whole=plan.rounds >= hops.FULL.rounds).name
+
+    assert call() == (hops.FULL, "hops.jsonl")
+    assert call("--rounds", "13") == (replace(hops.FULL, rounds=13), "hops.jsonl")
+    assert call("--rounds", "3")[1] == "hops-part.jsonl"
+    assert call("--quick") == (hops.QUICK, "hops-quick.jsonl")
+    assert call("--rounds", "3", "--json", "x.jsonl")[1] == "x.jsonl"
+
+
 @pytest.mark.parametrize(
     ("main", "words"),
     [
+        (hops.main, "--rounds 0"),
         (updates.main, "--updates 0"),
         (updates.main, "--updates 999"),
         (updates.main, "--clients 0"),

@@ -55,6 +55,7 @@ from blockflow.bench.calibration import (
 )
 from blockflow.bench.grid import Grid
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import some_of
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -196,7 +197,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     extent.add_argument("--quick", action="store_true", help="eight minutes: a first look")
     extent.add_argument("--tiny", action="store_true", help="small models: is everything sound?")
     known = (*EXPERIMENTS, REASONS)
-    parser.add_argument("--only", help=f"comma-separated: {', '.join(known)}")
+    parser.add_argument("--only", type=some_of(known), help=f"comma-separated: {', '.join(known)}")
     parser.add_argument(
         "--spare",
         type=float,
@@ -212,10 +213,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     args.extent = "quick" if args.quick else "tiny" if args.tiny else "full"
-    args.experiments = args.only.split(",") if args.only else list(EXPERIMENTS)
-    unknown = [name for name in args.experiments if name not in known]
-    if unknown:
-        parser.error(f"unknown experiments: {', '.join(unknown)}")
+    args.experiments = args.only or list(EXPERIMENTS)
     return args
 
 

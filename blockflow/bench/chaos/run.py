@@ -46,6 +46,7 @@ from blockflow.bench.chaos.report import (
 )
 from blockflow.bench.chaos.watch import Watch, marked
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import make_parser, some_of
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
@@ -272,7 +273,7 @@ def _rest(load: Load, until_s: float, advance: Advance = lambda _s, _what: None)
 
 
 def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]]:
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.chaos.run")
+    parser = make_parser("chaos.run", name="chaos")
     parser.add_argument("--seconds", type=float, default=300.0, help="of load (default 300)")
     parser.add_argument("--kills", type=int, default=0, help="kill so many, as fast as it recovers")
     parser.add_argument("--seed", type=int, default=1, help="of faults and load (default 1)")
@@ -282,7 +283,8 @@ def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]
     parser.add_argument(
         "--grace", type=float, default=GRACE_S, help="seconds that a reply may be late (0.1)"
     )
-    parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
+    names = some_of([k.name for k in KINDS])
+    parser.add_argument("--only", type=names, help="kinds of faults, separated by commas")
     parser.add_argument(
         "--spare",
         type=float,
@@ -290,16 +292,12 @@ def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Kind]
         help="part of the run, at its end, that leaves dispatcher, template and manager alone, so "
         "that a slow leak in them shows (default 0)",
     )
-    parser.add_argument("--json", help="file for the figures (default results/chaos.jsonl)")
     parser.add_argument("--plot", help="picture (default results/chaos.png); '' = none")
     parser.add_argument(
         "--target", default="chaos", choices=("chaos", "soak"), help=argparse.SUPPRESS
     )
     args = parser.parse_args(arguments)
-    wanted = [k.strip() for k in args.only.split(",") if k.strip()]
-    kinds = [k for k in KINDS if k.name in wanted] if wanted else list(KINDS)
-    if wanted and len(kinds) != len(set(wanted)):
-        parser.error("--only takes some of: " + ", ".join(k.name for k in KINDS))
+    kinds = [k for k in KINDS if not args.only or k.name in args.only]
     if args.seconds <= 2 * QUIET_S or args.gap <= 0 or args.rate <= 0 or args.deadline <= 0:
         parser.error(f"--seconds must exceed {2 * QUIET_S:g}, the others must be above 0")
     if not 0 <= args.spare <= 1:

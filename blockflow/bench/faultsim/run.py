@@ -6,7 +6,6 @@ runs just that seed again are printed.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from blockflow.bench.faultsim.faults import KINDS
 from blockflow.bench.faultsim.ledger import SeedLedger, code_digest, simulated
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.interrupts import INTERRUPTED, orderly
-from blockflow.bench.options import PART, count, positive
+from blockflow.bench.options import count, make_parser, positive, result_path, some_of
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.simulation.farm import spread
 
@@ -65,7 +64,7 @@ def run(
 @orderly
 def main(arguments: list[str]) -> int:
     """Run, print, write the figures; status 1 if an invariant was broken."""
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.faultsim")
+    parser = make_parser("faultsim")
     parser.add_argument("--seeds", type=count, default=_SEEDS, help=f"runs (default {_SEEDS})")
     parser.add_argument("--first-seed", type=int, default=1, help="of them (default 1)")
     parser.add_argument(
@@ -77,8 +76,9 @@ def main(arguments: list[str]) -> int:
         default=len(os.sched_getaffinity(0)),
         help="default: one per core",
     )
-    parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
-    parser.add_argument("--json", help="file for the figures (default results/faultsim.jsonl)")
+    parser.add_argument(
+        "--only", type=some_of(KINDS), default="", help="kinds of faults, separated by commas"
+    )
     parser.add_argument(
         "--resume", action="store_true", help="keep seeds that are done, and go on after them"
     )
@@ -86,11 +86,8 @@ def main(arguments: list[str]) -> int:
         "--ledger", default="results/faultsim-seeds.jsonl", help="file of --resume for that"
     )
     args = parser.parse_args(arguments)
-    wanted = [k.strip() for k in args.only.split(",") if k.strip()]
-    if not set(wanted) <= set(KINDS):
-        parser.error("--only takes some of: " + ", ".join(KINDS))
     console = Console()
-    kinds = wanted or KINDS
+    only, kinds = ",".join(args.only), args.only or KINDS
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     ledger = None
     if args.resume:
@@ -125,14 +122,13 @@ def main(arguments: list[str]) -> int:
         console.print(f"\nseed {one.seed}: {one.what}", highlight=False, markup=False)
         for line in one.trace[-_TRACE_SHOWN:]:
             console.print(line, highlight=False, markup=False)
-        console.print(replay(one, args.hours, args.only), highlight=False, markup=False)
+        console.print(replay(one, args.hours, only), highlight=False, markup=False)
     rest = ", ".join(str(f.seed) for f in bad[_SHOWN:])
     if rest:
         console.print(f"\nfurther seeds: {rest}", highlight=False)
     if not bad:
         console.print("no invariant was broken")
-    # Less must not take the place of a whole run.
-    whole = args.seeds >= _SEEDS and args.hours >= _HOURS and not wanted
-    path = Path(args.json or f"results/faultsim{PART * (not whole)}.jsonl")
+    whole = args.seeds >= _SEEDS and args.hours >= _HOURS and not only
+    path = result_path(args, "faultsim", whole=whole)
     ResultFile(path, "faultsim", make_command("faultsim", arguments)).write(made)
     return 1 if bad else 0

@@ -7,7 +7,6 @@ more than 32 MiB. The same seed sends the same frames; a failure names the seed 
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import logging
@@ -32,7 +31,7 @@ from blockflow.bench.fuzz.mutate import Mutator
 from blockflow.bench.fuzz.sockets import Target, targets
 from blockflow.bench.grid import Grid
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.options import PART, count
+from blockflow.bench.options import count, make_parser, result_path
 from blockflow.bench.results import Figure, ResultFile, make_command
 from blockflow.client import Client
 from blockflow.core.errors import BlockFlowError
@@ -258,7 +257,7 @@ def figures(decoded: Report, system: Report) -> list[Figure]:
 @orderly
 def main(arguments: list[str]) -> int:
     """Run it; the exit status is 1 when something failed."""
-    parser = argparse.ArgumentParser(prog="make fuzz ARGS=...", description=__doc__)
+    parser = make_parser("fuzz.run", __doc__, name="fuzz")
     parser.add_argument(
         "--frames", type=count, default=_FRAMES, help=f"at the sockets, in all (default {_FRAMES})"
     )
@@ -269,7 +268,6 @@ def main(arguments: list[str]) -> int:
         help=f"at each decoder (default {_DECODER_FRAMES})",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the frames (default 1)")
-    parser.add_argument("--json", help="file for the figures (default results/fuzz.jsonl)")
     args = parser.parse_args(arguments)
     console = Console(highlight=False)
     report, found = fuzz_decoders(args.decoder_frames, args.seed, decoders()), Report()
@@ -288,9 +286,8 @@ def main(arguments: list[str]) -> int:
     if not failures:
         console.print(f"nothing failed (seed {args.seed})", style="green")
     made = figures(report, found)
-    # Fewer must not take the place of a whole run.
     whole = args.frames >= _FRAMES and args.decoder_frames >= _DECODER_FRAMES
-    path = Path(args.json or f"results/fuzz{PART * (not whole)}.jsonl")
+    path = result_path(args, "fuzz", whole=whole)
     ResultFile(path, "fuzz", make_command("fuzz", arguments)).write(made)
     return 1 if failures else 0
 

@@ -8,7 +8,6 @@ of which 27 minutes are rounds beside a client that does not read. What other co
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 from blockflow.bench.calibration import calibrate, calibration_figures, compare
 from blockflow.bench.chaos.lag import Lag
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.options import make_parser, result_path, some_of
 from blockflow.bench.reliability import clients, deaths, everything, givenup, roles
 from blockflow.bench.reliability.promise import find, missed
 from blockflow.bench.reliability.promises import BENCH, PROMISES
@@ -59,14 +59,12 @@ def measure(parts: Sequence[str], *, quick: bool, console: Console) -> list[Figu
 @orderly
 def main(arguments: list[str]) -> int:
     """Measure, print, write the figures; status 1 if one of the promises is missed."""
-    parser = argparse.ArgumentParser(prog="python -m blockflow.bench.reliability.run")
-    parser.add_argument("--only", default="", help="some of " + ", ".join(_PARTS))
-    parser.add_argument("--quick", action="store_true", help="once each: is everything sound?")
-    parser.add_argument("--json", help="file for the figures (default results/reliability.jsonl)")
+    parser = make_parser("reliability.run", quick="once each: is everything sound?", name=BENCH)
+    parser.add_argument(
+        "--only", type=some_of(_PARTS), default="", help="some of " + ", ".join(_PARTS)
+    )
     args = parser.parse_args(arguments)
-    parts = [p.strip() for p in args.only.split(",") if p.strip()] or list(_PARTS)
-    if not set(parts) <= set(_PARTS):
-        parser.error("--only takes some of: " + ", ".join(_PARTS))
+    parts = args.only or _PARTS
     console = Console()
     before, lag = calibrate(), Lag()
     found = measure(parts, quick=args.quick, console=console)
@@ -79,9 +77,7 @@ def main(arguments: list[str]) -> int:
     lines, broken = missed(mine, BENCH, found)
     for line in lines:
         console.print(line, highlight=False, markup=False)
-    # Neither a quick run nor a part must take the place of a whole one.
-    stem = f"results/{BENCH}{'-quick' * args.quick}{'-part' * (not whole)}"
-    path = Path(args.json or f"{stem}.jsonl")
+    path = result_path(args, BENCH, whole=whole)
     ResultFile(path, BENCH, make_command("bench-reliability", arguments)).write(found)
     return int(broken and not args.quick)
 
