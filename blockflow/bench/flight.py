@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from blockflow.engine.base import Engine
 
@@ -94,16 +94,8 @@ def places(
     return outs, torch.empty(dims, dtype=dtype)
 
 
-class _Ordered(Protocol):
-    """A :class:`Flight`, as far as it is counted."""
-
-    def order(self) -> None: ...
-
-    def wait(self) -> Any: ...
-
-
 def rate_of(
-    flights: Sequence[_Ordered], seconds: float, clock: Callable[[], float] = time.monotonic
+    flights: Sequence[Flight], seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> float:
     """Flights per second over at least ``seconds``, all of these under way all the time.
 

@@ -52,10 +52,9 @@ from blockflow.bench.gpu_figures import (
 )
 from blockflow.bench.gpu_floor import Floor, floor_figures, floor_grid
 from blockflow.bench.gpu_load import Energy, flood, images, once
-from blockflow.bench.in_process import InProcess
+from blockflow.bench.in_process import InProcess, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import make_parser, result_path
-from blockflow.bench.pipeline import bound
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
 from blockflow.bench.turns import in_turn
@@ -235,7 +234,7 @@ class Bench:
 def best_bound(others: Sequence[InProcess], rows: int, seconds: float) -> float:
     """Rows per second of processes that only compute: of one alone, or of all side by side. Which
     is more depends on who has more to do, the device or the threads that order its kernels."""
-    return max(bound(others[:1], rows, seconds), bound(others, rows, seconds))
+    return max(side_by_side(some, rows, seconds) for some in (others[:1], others))
 
 
 def find_device(name: str = "cuda:0") -> CudaApi:

@@ -8,7 +8,6 @@ switch between two contexts, and is gone where NVIDIA's multi-process service ma
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from blockflow.bench.grid import Grid, ms, with_bounds
 from blockflow.bench.other_process import OtherProcess, Say
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.statistics import difference_interval
-from blockflow.bench.turns import in_turn
+from blockflow.bench.turns import in_turn, took_ms
 from blockflow.tensormq.cuda_api import CudaApi, CudaError, EventKind
 from blockflow.tensormq.memory import open_device
 
@@ -107,9 +106,7 @@ class Floor:
         process."""
 
         def timed(run: Callable[[int], None]) -> float:
-            start = time.monotonic_ns()
-            run(rounds)
-            return (time.monotonic_ns() - start) / 1e6 / (2 * rounds)
+            return took_ms(partial(run, rounds)) / (2 * rounds)
 
         ways = {ALONE: partial(timed, self._alone), IN_TURNS: partial(timed, self._in_turns)}
         return in_turn(ways, repeats, lambda: None, warm_up=_WARM_UP)

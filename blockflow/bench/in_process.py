@@ -88,6 +88,13 @@ class InProcess(OtherProcess):
         return private_and_shared(self.pid)[1] / 2**20
 
 
+def side_by_side(others: Sequence[InProcess], rows: int, seconds: float) -> float:
+    """Rows per second of all of them together, each with its own blocks and input."""
+    for other in others:
+        other.start_running(rows, seconds)
+    return sum(other.rate() for other in others)
+
+
 @dataclass(slots=True)
 class _Prepared:
     """For inferences of so many rows: their input on the host and where the engines compute, and

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from blockflow.bench.overload_figures import Depth, Load, draw, figures, remarks
 from blockflow.bench.reliability.promise import missed
 from blockflow.bench.reliability.promises import OVERLOAD, PROMISES
 from blockflow.bench.results import ResultFile, figure_table, make_command
+from blockflow.bench.thesis.util_watch import Sampler
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.repository.echo import save_echo
@@ -82,33 +81,20 @@ class Bench:
         for times in self._plan.times:
             started = time.monotonic() - begin
             load = Load(times, times * capacity, self._plan.seconds, started)
-            with self._sounding(load):
+            with Sampler(self._depth, _SOUND_S) as sounder:
                 load.ended = self._clients.offer(times, load.offered)
+            load.depths = [Depth(at, *depth) for at, depth in sounder.samples]
             load.limit = self._limit()
             loads.append(load)
             say(f"{load.label}: {load.per_s('ok'):.1f} answered per second")
         return loads
 
-    @contextmanager
-    def _sounding(self, load: Load) -> Iterator[None]:
-        """Note what waits while the load is offered: the processes tell it."""
-        begin, stop = time.monotonic(), threading.Event()
-
-        def sound() -> None:
-            while not stop.wait(_SOUND_S):
-                commands = self._system.commands
-                in_flight = commands.worker("dispatcher").get("kpi", {}).get("inflight", 0)
-                stages = [s for w in commands.workers() for s in w.get("stages", ())]
-                queued = sum(int(s.get("kpi", {}).get("queue", 0)) for s in stages)
-                load.depths.append(Depth(time.monotonic() - begin, int(in_flight), queued))
-
-        thread = threading.Thread(target=sound, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    def _depth(self) -> tuple[int, int]:
+        """In flight and in workers' queues: the processes tell it."""
+        commands = self._system.commands
+        in_flight = commands.worker("dispatcher").get("kpi", {}).get("inflight", 0)
+        stages = [s for w in commands.workers() for s in w.get("stages", ())]
+        return int(in_flight), sum(int(s.get("kpi", {}).get("queue", 0)) for s in stages)
 
     def _limit(self) -> int:
         extra = self._system.status()["dispatcher"].get("kpi", {})

@@ -31,7 +31,7 @@ from blockflow.bench.bare import BareLink
 from blockflow.bench.calibration import calibrate, calibration_figures, compare
 from blockflow.bench.client_import import import_figure
 from blockflow.bench.contenders import CONTENDERS, Contender, prepare_apart
-from blockflow.bench.in_process import Chain, InProcess, example
+from blockflow.bench.in_process import Chain, InProcess, example, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader, per_hop
 from blockflow.bench.options import result_path
@@ -194,7 +194,7 @@ class Bench:
         if plan.seats > 1:
             there += [REPLICATED, IN_LANES]
         calls: dict[str, Callable[[], float]] = {
-            BOUND: functools.partial(bound, others[: plan.seats], rows, load.seconds)
+            BOUND: functools.partial(side_by_side, others[: plan.seats], rows, load.seconds)
         }
         for way in there:
             if way in load.ways:
@@ -207,13 +207,6 @@ class Bench:
         step = self._progress.add_task(what, total=total)
         yield lambda: self._progress.advance(step)
         self._progress.remove_task(step)
-
-
-def bound(others: Sequence[InProcess], rows: int, seconds: float) -> float:
-    """Rows per second of independent in-process pipelines that run side by side."""
-    for other in others:
-        other.start_running(rows, seconds)
-    return sum(other.rate() for other in others)
 
 
 def bare_messages(folder: Path, count: int) -> list[Figure]:

@@ -33,6 +33,7 @@ from blockflow.bench.results import (
 )
 from blockflow.bench.statistics import median_interval, percentile, ratio_interval
 from blockflow.bench.tasks_client import TaskClient
+from blockflow.bench.turns import took_ms
 from blockflow.control.system import System
 from blockflow.core import limits
 from blockflow.core.model import TensorSpec
@@ -114,7 +115,7 @@ class Bench:
     def _one(self, size: int, found: Found) -> None:
         tasks = {task(n): list(BLOCKS) for n in range(size)}
         body = {"blocks": list(BLOCKS), "tasks": tasks}
-        update = self._timed(lambda: self._system.apply(body))
+        update = took_ms(lambda: self._system.apply(body))
         time.sleep(self._plan.settle_s)
         rests = self._at_rest()
         asked = list(tasks)[:: -(-size // _ASKED)]
@@ -123,8 +124,8 @@ class Bench:
         unknown = [f"tenant-{next(self._unknown):05}-quality" for _ in range(self._plan.refusals)]
         times = {
             "update": [update],
-            **self._client.ask(asked, self._plan.requests, unknown),
-            "status": [self._timed(lambda: json.dumps(self._system.status()))],
+            **self._client.times(asked, self._plan.requests, unknown),
+            "status": [took_ms(lambda: json.dumps(self._system.status()))],
         }
         for name, samples in times.items():
             found.times[name].append(samples)
@@ -140,12 +141,6 @@ class Bench:
         took = time.monotonic() - began
         first, second = ((_cpu_ms(p) - b) / took for p, b in zip(processes, before, strict=True))
         return first, second
-
-    @staticmethod
-    def _timed(act: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        act()
-        return (time.perf_counter() - began) * 1e3
 
 
 def _cpu_ms(process: psutil.Process) -> float:

@@ -6,12 +6,20 @@ before whom has to change as well. Pure but for the calls.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 K = TypeVar("K")
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+def took_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of one."""
+    begin = time.monotonic_ns()
+    call()
+    return (time.monotonic_ns() - begin) / 1e6
 
 
 def balanced(names: Sequence[K], number: int) -> list[K]:

@@ -299,7 +299,10 @@ def test_the_bound_is_the_better_of_one_process_and_of_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def made(rates: dict[int, float]) -> float:
-        monkeypatch.setattr(gpu, "bound", lambda others, rows, seconds: rates[len(others)] * rows)
+        def rate(others: list[None], rows: int, seconds: float) -> float:
+            return rates[len(others)] * rows
+
+        monkeypatch.setattr(gpu, "side_by_side", rate)
         return gpu.best_bound([None] * 4, 2, 1.0)  # type: ignore[list-item]
 
     assert made({1: 300.0, 4: 200.0}) == 600.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockflow.bench.batching import figures as f
-from blockflow.bench.batching import grids, several
+from blockflow.bench.batching import grids, several, shared
 from blockflow.bench.batching.plan import PER_TASK, SEVERAL
 from blockflow.bench.batching.several_figures import (
     ALL,
@@ -89,10 +89,10 @@ def test_every_way_has_as_many_answers_under_way(monkeypatch: pytest.MonkeyPatch
     assert len([g for g in found if g.name == ALONE]) == 2 * 3  # where they part early, and late
 
 
-def test_the_bound_computes_the_trunk_once_for_all_tasks() -> None:
+def test_the_bound_computes_the_trunk_once_for_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = object.__new__(Bound)
-    bound._trunks, bound._heads = "trunks", "heads"  # type: ignore[assignment]
+    bound._trunks, bound._heads, bound._seconds = "trunks", "heads", 1.0  # type: ignore[assignment]
     rates = {"trunks": 10.0, "heads": 40.0}
-    bound._side_by_side = lambda others, rows: rates[others]  # type: ignore[method-assign, index, assignment]
+    monkeypatch.setattr(shared, "side_by_side", lambda others, rows, seconds: rates[others])
     # an input takes 0.1 s of the trunk and 8 x 0.025 s of heads, for eight answers
     assert bound.answers(8) == pytest.approx(8 / 0.3)

@@ -43,7 +43,7 @@ from blockflow.bench.batching.plan import HEADS, PER_TASK, SHARED, SHARED_BOUND_
 from blockflow.bench.batching.rig import Further, Rig
 from blockflow.bench.batching.sharing import Counts, batch_line, counts
 from blockflow.bench.batching.traffic import Cell, inputs_for, poisson, saturate
-from blockflow.bench.in_process import Chain, InProcess
+from blockflow.bench.in_process import Chain, InProcess, side_by_side
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.simulation.arrivals import Mix
 from blockflow.bench.simulation.sizes import parse_sizes
@@ -139,15 +139,15 @@ class Bound:
 
         Each half is timed on all cores at once; a request needs both, one after the other.
         """
-        trunk = self._side_by_side(self._trunks, PER_TASK * (tasks or self._together))
-        head = self._side_by_side(self._heads, PER_TASK)
+        trunk = side_by_side(self._trunks, PER_TASK * (tasks or self._together), self._seconds)
+        head = side_by_side(self._heads, PER_TASK, self._seconds)
         return 1 / (1 / trunk + 1 / head)
 
     def answers(self, tasks: int) -> float:
         """Answers per second where each input is for so many tasks, with ``PER_TASK`` inputs in a
         batch: the trunk computes it once, and every head once."""
-        trunk = self._side_by_side(self._trunks, PER_TASK)
-        head = self._side_by_side(self._heads, PER_TASK)
+        trunk = side_by_side(self._trunks, PER_TASK, self._seconds)
+        head = side_by_side(self._heads, PER_TASK, self._seconds)
         return tasks / (1 / trunk + tasks / head)
 
     def alone_ms(self) -> float:
@@ -156,11 +156,6 @@ class Bound:
         trunk, head = self._trunks[0], self._heads[0]
         times = [sum(trunk.run(1)) + sum(head.run(1)) for _ in range(1 + _ALONE)]
         return percentile(times[1:], 50)
-
-    def _side_by_side(self, others: Sequence[InProcess], rows: int) -> float:
-        for other in others:
-            other.start_running(rows, self._seconds)
-        return sum(other.rate() for other in others)
 
 
 def _saturated(

@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,31 +27,6 @@ LOAD_S = 300.0
 _GRACE_S = 120.0
 """A forward that is already running is waited for; then its process counts as stuck."""
 _MAX_LINE = 16 * 1024 * 1024
-
-
-class Measurer(ABC):
-    """One candidate, loaded, on some number of threads."""
-
-    @abstractmethod
-    def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
-        """Milliseconds of each block (inner) in each forward (outer): at least one forward, at most
-        ``runs``, none begun after ``limit_s``. On the ``first`` visit it warms up before.
-
-        Raises:
-            BlockFlowError: the block failed, or its process ended or is stuck.
-        """
-
-    @abstractmethod
-    def errors(self, cells: Sequence[Cell], *, store: bool = False) -> list[float]:
-        """Largest difference to the stored outputs per cell, as a share of their largest value;
-        infinite where a value is not finite. With ``store`` its own outputs are stored instead.
-
-        Raises: as :meth:`measure`.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End it. Idempotent."""
 
 
 class Workshop:
@@ -80,7 +54,7 @@ class Workshop:
             StageSpec(i + 1, info, s.engine, s.precision, options=dict(s.options))
             for i, (info, s) in enumerate(zip(self._infos, candidate.selections, strict=True))
         ]
-        return _ChildMeasurer(self._launcher, self._run_dir.path, stages, self._repository, threads)
+        return Measurer(self._launcher, self._run_dir.path, stages, self._repository, threads)
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +64,9 @@ class Workshop:
         self._run_dir.remove()
 
 
-class _ChildMeasurer(Measurer):
+class Measurer:
+    """One candidate, loaded on some number of threads in a process of its own."""
+
     def __init__(
         self,
         launcher: SubprocessLauncher,
@@ -131,6 +107,12 @@ class _ChildMeasurer(Measurer):
                     path.unlink()
 
     def measure(self, cell: Cell, runs: int, limit_s: float, *, first: bool) -> list[list[float]]:
+        """Milliseconds of each block (inner) in each forward (outer): at least one forward, at most
+        ``runs``, none begun after ``limit_s``. On the ``first`` visit it warms up before.
+
+        Raises:
+            BlockFlowError: the block failed, or its process ended or is stuck.
+        """
         question = {
             "op": "measure",
             "cell": list(cell),
@@ -142,6 +124,11 @@ class _ChildMeasurer(Measurer):
         return times
 
     def errors(self, cells: Sequence[Cell], *, store: bool = False) -> list[float]:
+        """Largest difference to the stored outputs per cell, as a share of their largest value;
+        infinite where a value is not finite. With ``store`` its own outputs are stored instead.
+
+        Raises: as :meth:`measure`.
+        """
         question = {
             "op": "reference" if store else "compare",
             "cells": [list(c) for c in cells],
@@ -151,6 +138,7 @@ class _ChildMeasurer(Measurer):
         return [float("inf") if e is None else float(e) for e in found]
 
     def close(self) -> None:
+        """End it. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -7,7 +7,6 @@ thesis's offline sum), and, where it is asked for, the whole model behind a Cher
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from blockflow.bench.thesis.beside import AGAIN, Rounds
 from blockflow.bench.thesis.experiment import Advance, Context
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
 from blockflow.bench.thesis.served import input_of
-from blockflow.bench.turns import in_turn
+from blockflow.bench.turns import in_turn, took_ms
 from blockflow.client import Client
 
 OFFLINE = "offline sum"
@@ -179,9 +178,7 @@ def bench(context: Context, *, http: bool = False) -> Iterator[Bench]:
 
 def _timed(call: Callable[[], np.ndarray]) -> Sample:
     """The whole round trip: nothing is known of what is inside."""
-    start = time.monotonic_ns()
-    call()
-    return Sample((time.monotonic_ns() - start) / 1e6, ())
+    return Sample(took_ms(call), ())
 
 
 def _by_bytes(post: HttpClient, x: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ copied there first. The answer is as large as the message.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from blockflow.bench.thesis.beside import (
 )
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
-from blockflow.bench.turns import in_turn
+from blockflow.bench.turns import in_turn, took_ms
 from blockflow.repository.probe import example_input
 from blockflow.repository.zoo.catalog import ZOO
 
@@ -96,12 +95,7 @@ def run(context: Context) -> Findings:
 
 
 def _burst(call: Call, count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        start = time.monotonic_ns()
-        call()
-        times.append((time.monotonic_ns() - start) / 1e6)
-    return times
+    return [took_ms(call) for _ in range(count)]
 
 
 def _input(model: str) -> np.ndarray[Any, Any]:

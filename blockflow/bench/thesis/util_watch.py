@@ -49,7 +49,7 @@ class Sampler(Generic[T]):
         self._stop = threading.Event()
         self._error: Exception | None = None
         self._origin = 0.0
-        self._thread = threading.Thread(target=self._run, name="thesis-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.samples: list[tuple[float, T]] = []
 
     def __enter__(self) -> Self:
