@@ -43,6 +43,9 @@ def label_ticks(axis: Any) -> None:
 
 
 def save_page(page: Any, path: Path) -> None:
-    """Write a PNG without a date or version in it, so that the same plot is the same file."""
+    """Write a PNG without a date or version in it, so that the same plot is the same file. No plot
+    has a frame."""
+    for ax in page.axes:
+        ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     page.savefig(path, metadata={"Software": None})

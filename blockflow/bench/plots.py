@@ -225,7 +225,6 @@ def _places(places: Sequence[tuple[str, int]]) -> list[str]:
 
 def _tidy(page: Any) -> Any:
     for ax in page.axes:
-        ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, axis="y")
         ax.set_axisbelow(True)
     return page

@@ -43,8 +43,6 @@ def draw(deployments: Sequence[Deployment], machine: str, path: Path) -> None:
     _latency(axes[0][1], deployments[0])
     _blocks(axes[1][0], deployments[0])
     _memory(axes[1][1], deployments)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("BlockFlow: three tasks from one shared trunk", fontsize=15, fontweight="bold")
     figure.supxlabel(machine, fontsize=8, color="#666666")
     save_page(figure, path)

@@ -48,8 +48,6 @@ def draw(found: Sequence[Figure]) -> Any:
     for axes in middle:
         _searches(axes, searches)
     _blocks(right, blocks)
-    for axes in (left, *middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
     return page
 
 

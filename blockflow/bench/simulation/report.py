@@ -122,7 +122,6 @@ def plot(entries: Sequence[Entry], title: str, path: Path) -> None:
     served.set_title("served, 1/s")
     for ax in (latency, tail, served):
         ax.set_xlabel("load (rate / capacity without batching)")
-        ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.3)
     latency.legend(fontsize=8)
     page.suptitle(title)

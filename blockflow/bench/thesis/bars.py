@@ -63,7 +63,6 @@ def draw_bars(
     ax.set_ylabel(unit)
     if ax.get_legend_handles_labels()[0]:
         page.legend(loc="outside upper center", ncols=6, fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, axis="y")
     ax.set_axisbelow(True)
     return page

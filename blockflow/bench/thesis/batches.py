@@ -209,7 +209,6 @@ def _draw(figures: Sequence[Figure], name: str) -> Any:
     ax.minorticks_off()
     label_ticks(ax.yaxis)
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     return page
 

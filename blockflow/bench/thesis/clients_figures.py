@@ -231,7 +231,6 @@ class Clients:
         left.legend(fontsize=8, frameon=False)
         for ax in (left, right):
             ax.set_ylim(bottom=0)
-            ax.spines[["top", "right"]].set_visible(False)
         return page
 
     def rows(self) -> list[tuple[Any, ...]]:

@@ -185,7 +185,6 @@ def _draw_blocks(figures: Sequence[Figure], blocks: Sequence[str]) -> Any:
     ax.set_xticks(range(len(blocks)), blocks)
     ax.set_ylabel("ms, median")
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return page
 
 
@@ -227,7 +226,7 @@ def _histogram(ax: Any, times: Sequence[float], label: str, colour: str) -> None
     ax.hist(shown, bins=_BINS, density=True, **style)
     ax.axvline(median_interval(times).value, color=colour, linewidth=1)
     ax.set_yticks([])
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["left"].set_visible(False)
 
 
 EXPERIMENT = Experiment(

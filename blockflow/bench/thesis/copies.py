@@ -269,7 +269,6 @@ def _draw_cumulative(found: Mapping[str, Sequence[float]]) -> Any:
         ax.plot(range(1, len(total) + 1), total, "o-", ms=3, color=WAY_COLOURS[way], label=way)
     ax.set(xlabel="inferences", ylabel="MB through sockets")
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     return page
 

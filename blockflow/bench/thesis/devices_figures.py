@@ -184,7 +184,6 @@ class Distribution:
                     ax.plot([x, x], [v.low, v.high], color="black", linewidth=0.8)
             ax.set_xticks(range(len(self.blocks)), self.blocks)
             ax.set_ylabel(f"{COMPUTE if field == 'compute' else OVERHEAD}, ms")
-            ax.spines[["top", "right"]].set_visible(False)
         page.axes[0].legend(fontsize=7, frameon=False)
         return page
 

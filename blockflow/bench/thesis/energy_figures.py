@@ -128,7 +128,6 @@ class Energy:
         ax.minorticks_off()
         ax.set_ylim(bottom=0)
         ax.legend(fontsize=8, frameon=False)
-        ax.spines[["top", "right"]].set_visible(False)
         return page
 
     def rows(self) -> list[tuple[Any, ...]]:

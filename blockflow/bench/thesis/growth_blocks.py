@@ -228,7 +228,6 @@ def draw(found: Sequence[Start], states: Mapping[str, float], labels: Mapping[st
         )
     ax.set(ylabel="MiB")
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return page
 
 

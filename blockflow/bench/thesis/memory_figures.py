@@ -329,7 +329,6 @@ def draw(found: Sequence[Figure]) -> Any:
     ax.set_xticks([s.number for s in SCENARIOS])
     ax.set(xlabel="scenario", ylabel="memory saved, %", title=fair[0].labels["model"])
     page.legend(loc="outside upper center", fontsize=8, frameon=False, ncols=4)
-    ax.spines[["top", "right"]].set_visible(False)
     return page
 
 

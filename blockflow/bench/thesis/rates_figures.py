@@ -252,7 +252,6 @@ class Sweep:
         ax.set_ylim(0, 1.5 * max(limit, callers))
         ax.set(xlabel="arrivals per second, as they came", ylabel="answers per second")
         ax.legend(fontsize=8, frameon=False)
-        ax.spines[["top", "right"]].set_visible(False)
         return page
 
     def rows(self) -> list[tuple[Any, ...]]:

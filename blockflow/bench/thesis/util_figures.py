@@ -234,8 +234,6 @@ class Utilisation:
                 right.plot([x, x], [v.low, v.high], color="black", linewidth=1)
         right.set_xticks(range(len(names)), names, fontsize=8)
         right.set_ylabel("CPU, % of a core")
-        for ax in (left, *middle, right):
-            ax.spines[["top", "right"]].set_visible(False)
         return page
 
     def _draw_timelines(
