@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import blockflow
+from blockflow.bench.options import nonsense
 from blockflow.core.errors import BlockFlowError, make_error
 
 PACKAGE = Path(blockflow.__file__).parent
@@ -41,11 +42,10 @@ def git(folder: Path, *arguments: str) -> str:
             "MISSING_EXTRA", "git is not installed", hint="comparing revisions needs git"
         ) from None
     if done.returncode:
-        raise make_error(
-            "INVALID_REQUEST",
+        raise nonsense(
             f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()}",
-            where=str(folder),
-            hint="BASE is a revision of this repository: a commit, a tag, HEAD~1",
+            str(folder),
+            "BASE is a revision of this repository: a commit, a tag, HEAD~1",
         )
     return os.fsdecode(done.stdout)
 

@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks have in common. Pure."""
+"""What the command lines of benchmarks have in common, and the error for nonsense on them. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from blockflow.core.errors import RequestError
 
 PART = "-part"
 """Ends the name of the result file of a run that measures less than the whole, or something else,
@@ -22,6 +24,11 @@ class Rounds(Protocol):
 
 
 P = TypeVar("P", bound=Rounds)
+
+
+def nonsense(message: str, where: str = "", hint: str = "") -> RequestError:
+    """The error for a value that makes no sense; ``where`` is what it came from."""
+    return RequestError("INVALID_REQUEST", message, where=where, hint=hint)
 
 
 def count(text: str) -> int:

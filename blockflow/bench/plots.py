@@ -21,6 +21,7 @@ from blockflow.bench.echo_chain import CONDITIONS, HANDLES, WARM, WAYS
 from blockflow.bench.grid import size_text
 from blockflow.bench.hop_figures import BARE, BASELINES, HOP
 from blockflow.bench.mlperf import stored_picture
+from blockflow.bench.options import nonsense
 from blockflow.bench.pipeline_figures import (
     BOUND,
     ONE_WORKER,
@@ -30,7 +31,7 @@ from blockflow.bench.pipeline_figures import (
     Book,
 )
 from blockflow.bench.results import Figure, ResultFile
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError
 
 _DPI = 100
 
@@ -264,9 +265,7 @@ def draw_all(results: Path, out: Path) -> Iterable[Path]:
         try:
             found = [Figure.from_dict(line) for line in file.read()]
         except (ValueError, TypeError, AttributeError) as exc:
-            raise RequestError(
-                "INVALID_REQUEST", f"this is no file of figures: {exc!r}", where=str(file.path)
-            ) from exc
+            raise nonsense(f"this is no file of figures: {exc!r}", str(file.path)) from exc
         save_page(plot.draw(found), out / plot.name)
         yield out / plot.name
 

@@ -12,6 +12,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.numerals import plain
+from blockflow.bench.options import nonsense
 from blockflow.bench.results import ResultFile, fingerprint
 from blockflow.bench.simulation.comparison import Entry, compare, figures
 from blockflow.bench.simulation.example import NOTICE, example_profiles
@@ -32,7 +33,6 @@ from blockflow.bench.simulation.sources import (
     topology_system,
 )
 from blockflow.bench.simulation.system import SystemModel
-from blockflow.bench.simulation.text import nonsense
 from blockflow.bench.simulation.watch import InvariantBroken
 from blockflow.cli.options import Json, bar, commas, print_json, typed_command, was_given
 from blockflow.cli.outputs import PLOTS, check_output, writing

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from blockflow.bench.compare.judgement import Arm, Comparison, Metric
+from blockflow.bench.options import nonsense
 from blockflow.bench.pipeline_figures import HOP, LATENCY, ONE_WORKER, RATIO, TENSORMQ
 from blockflow.bench.statistics import MIN_PAIRS
 from blockflow.bench.worker_start import READY, USS
-from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.errors import BlockFlowError
 
 
 def _any_of(*names: str) -> str:
@@ -46,11 +47,10 @@ def check_choice(measured: Mapping[Arm, Mapping[Metric, float]], only: re.Patter
     counts = " and ".join(f"{len(found[a])} of {len(measured[a])} in the {a}" for a in Arm)
     texts = [metric.text for metric in measured[Arm.TREE]]
     more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    raise make_error(
-        "INVALID_REQUEST",
+    raise nonsense(
         f"nothing to compare: of the metrics, {only.pattern!r} finds {counts}, none in both",
-        where="--only",
-        hint=f"the tree measures {'; '.join(texts[:_SHOWN]) or 'nothing'}{more}",
+        "--only",
+        f"the tree measures {'; '.join(texts[:_SHOWN]) or 'nothing'}{more}",
     )
 
 
@@ -58,8 +58,7 @@ def check_verdicts(found: Sequence[Comparison]) -> BlockFlowError | None:
     """INVALID_REQUEST where no metric has a verdict; None where one has."""
     if any(not c.note for c in found):
         return None
-    return make_error(
-        "INVALID_REQUEST",
+    return nonsense(
         f"nothing was compared: none of {len(found)} metrics has a verdict",
         hint=f"the remarks say why; a verdict needs {MIN_PAIRS} rounds that count (--rounds)",
     )

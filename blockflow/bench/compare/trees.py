@@ -19,7 +19,8 @@ from pathlib import Path
 
 from blockflow.bench.git import git
 from blockflow.bench.mlperf.job import disk
-from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.bench.options import nonsense
+from blockflow.core.errors import BlockFlowError
 
 SCRATCH = "make room, or name another folder with TMPDIR"
 """What helps where temporary files cannot be written."""
@@ -50,9 +51,7 @@ def resolve(repo: Path, revision: str) -> str:
     """
     # An option would be taken for one: "--" does not help with rev-parse.
     if revision.startswith("-") or not revision:
-        raise make_error(
-            "INVALID_REQUEST", f"{revision!r} is not a revision", hint="for example HEAD~1"
-        )
+        raise nonsense(f"{revision!r} is not a revision", hint="for example HEAD~1")
     try:
         return git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     except BlockFlowError as error:

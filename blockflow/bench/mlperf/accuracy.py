@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from blockflow.bench.mlperf.job import ACCURACY_LOG, disk, write_json
 from blockflow.bench.mlperf.library import Library
+from blockflow.bench.options import nonsense
 from blockflow.core.errors import BlockFlowError, RequestError
 
 LABELS = "labels.json"
@@ -112,9 +113,7 @@ def list_answers(text: str, library: Library) -> list[tuple[str, int, bytes]]:
             task = library.tasks[library.task[index]]
             found.append((task, library.row[index], bytes.fromhex(entry["data"])))
     except (ValueError, KeyError, TypeError, IndexError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"not LoadGen's log of answers: {exc!r}", where=ACCURACY_LOG
-        ) from exc
+        raise nonsense(f"not LoadGen's log of answers: {exc!r}", ACCURACY_LOG) from exc
     return found
 
 
@@ -157,9 +156,7 @@ def measure(folder: Path) -> list[Accuracy]:
         library = Library.once(told["rows"])
         truths = {t: _truth(x, told["rows"][t]) for t, x in told["truths"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"no accuracy run with labels: {exc!r}", where=str(folder)
-        ) from exc
+        raise nonsense(f"no accuracy run with labels: {exc!r}", str(folder)) from exc
     answers = read_answers(text, library)
     return [classify(task, answers[task], truth) for task, truth in truths.items()]
 

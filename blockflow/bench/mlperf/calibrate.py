@@ -18,7 +18,8 @@ from blockflow.bench.mlperf.settings import RunSettings, Scenario, Target
 from blockflow.bench.mlperf.sut import Array, Sender, Sut, TaskData
 from blockflow.bench.mlperf.tally import GONE, Tally
 from blockflow.bench.numerals import beside, given
-from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.bench.options import nonsense
+from blockflow.core.errors import BlockFlowError, make_error
 
 WARM_UP = 8
 ALONE = 40
@@ -73,12 +74,11 @@ def check_bounds(found: Calibration, targets: Mapping[str, Target]) -> None:
     for task, target in targets.items():
         bound, fastest = target.latency_ms, found.fastest_ms[task]
         if bound is not None and bound < fastest:
-            raise RequestError(
-                "INVALID_REQUEST",
+            raise nonsense(
                 f"no load can keep {given(bound)} ms: the fastest of {ALONE} requests that had the "
                 f"system to themselves took {beside(fastest, bound)} ms",
-                where=f"--target-latency-ms {task}",
-                hint="choose a larger bound, or profile and speed up the blocks",
+                f"--target-latency-ms {task}",
+                "choose a larger bound, or profile and speed up the blocks",
             )
 
 

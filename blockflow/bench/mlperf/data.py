@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockflow.bench.demo.data import TASKS as DIGIT_TASKS
 from blockflow.bench.demo.data import labels as digit_labels
 from blockflow.bench.demo.data import load_data
+from blockflow.bench.options import nonsense
 from blockflow.core.errors import RequestError
 from blockflow.core.model import ROWS, TensorSpec
 from blockflow.core.routing import TaskRoute
@@ -99,12 +100,7 @@ def load_hook(text: str) -> Hook:
     """
 
     def failed(why: str) -> RequestError:
-        return RequestError(
-            "INVALID_REQUEST",
-            why,
-            where=text,
-            hint="--preprocess is MODULE:FUNCTION, or TASK=MODULE:FUNCTION,...",
-        )
+        return nonsense(why, text, "--preprocess is MODULE:FUNCTION, or TASK=MODULE:FUNCTION,...")
 
     module, _, name = text.partition(":")
     if not module or not name:
@@ -128,16 +124,13 @@ def _synthetic(spec: TensorSpec, told: str, seed: int) -> Inputs:
     count, bounded, bound = told.partition(":")
     n, below = _number(count, SYNTHETIC_ROWS), _number(bound, 0)
     if n is None or not 1 <= n <= MAX_SYNTHETIC_ROWS:
-        raise RequestError(
-            "INVALID_REQUEST",
+        raise nonsense(
             f"{count[:_SHOWN]!r} is no number of rows from 1 to {MAX_SYNTHETIC_ROWS}",
-            where="--data synthetic:N",
+            "--data synthetic:N",
         )
     if below is None or (bounded and not 1 <= below <= 2**63):
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"{bound[:_SHOWN]!r} is no number that integers are below",
-            where="--data synthetic:N:BELOW",
+        raise nonsense(
+            f"{bound[:_SHOWN]!r} is no number that integers are below", "--data synthetic:N:BELOW"
         )
     # torch is only needed here: LoadGen's process starts without it.
     import torch
@@ -165,10 +158,8 @@ def _number(text: str, default: int) -> int | None:
 def _digits(routes: Mapping[str, TaskRoute], told: str) -> dict[str, Inputs]:
     seed = _number(told, DIGITS_SEED)
     if seed is None or seed > _LARGEST_SEED:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"{told[:_SHOWN]!r} is no seed from 0 to {_LARGEST_SEED}",
-            where="--data digits:SEED",
+        raise nonsense(
+            f"{told[:_SHOWN]!r} is no seed from 0 to {_LARGEST_SEED}", "--data digits:SEED"
         )
     data = load_data(seed)
     rows = list(data.test_images[:, None])
@@ -252,11 +243,10 @@ def _labels(folder: Path, task: str, rows: int) -> NDArray[np.int64] | None:
 
 
 def _unreadable(path: Path, why: str) -> RequestError:
-    return RequestError(
-        "INVALID_REQUEST",
+    return nonsense(
         f"the data cannot be read: {why}",
-        where=str(path),
-        hint="synthetic, digits, or a folder of .npy or .safetensors files; dim 0 is rows",
+        str(path),
+        "synthetic, digits, or a folder of .npy or .safetensors files; dim 0 is rows",
     )
 
 
@@ -281,13 +271,7 @@ def _through(hook: Hook, row: Array, where: str) -> Array:
     try:
         made = hook(row.copy())  # tasks share rows, and a hook may write into what it gets
     except (Exception, SystemExit) as e:  # the user's code may raise anything
-        raise RequestError(
-            "INVALID_REQUEST", f"the hook raised {type(e).__name__}: {e}", where=where
-        ) from e
+        raise nonsense(f"the hook raised {type(e).__name__}: {e}", where) from e
     if not isinstance(made, np.ndarray):
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"the hook gave a {type(made).__name__}, not a numpy array",
-            where=where,
-        )
+        raise nonsense(f"the hook gave a {type(made).__name__}, not a numpy array", where)
     return made

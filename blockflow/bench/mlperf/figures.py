@@ -23,9 +23,10 @@ from blockflow.bench.mlperf.job import disk
 from blockflow.bench.mlperf.pictures import PARTS
 from blockflow.bench.mlperf.report import SUMMARY
 from blockflow.bench.mlperf.verdict import WHOLE_QUERY
+from blockflow.bench.options import nonsense
 from blockflow.bench.results import Figure, ResultFile, Run, interval_figure, same_machine
 from blockflow.bench.statistics import Interval
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError
 
 BENCHMARK = "mlperf"
 RUN, TARGET, ACCURACY, VALIDATION, BLOCK, BATCH = (
@@ -217,20 +218,14 @@ def gather(outs: Sequence[Path], target: Path) -> int:
         machines = {d["machine"]["cpu"] for d in documents}
         runs = [Run(figures_of(d), d["machine"], d["date"], d["command"]) for d in documents]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"a summary is not whole: {exc!r}", where=", ".join(map(str, outs))
-        ) from exc
+        raise nonsense(f"a summary is not whole: {exc!r}", ", ".join(map(str, outs))) from exc
     if len(machines) > 1:
-        raise RequestError(
-            "INVALID_REQUEST", "these runs were made on different machines", where=str(target)
-        )
+        raise nonsense("these runs were made on different machines", str(target))
     file = ResultFile(target, BENCHMARK)
     try:
         former = file.runs()
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"this is no file of figures: {exc!r}", where=str(target)
-        ) from exc
+        raise nonsense(f"this is no file of figures: {exc!r}", str(target)) from exc
     again = {run.command for run in runs}
     kept = [
         r for r in former if r.command not in again and same_machine(r.machine, runs[0].machine)
@@ -243,19 +238,12 @@ def _read(path: Path) -> Document:
     try:
         found: Document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as exc:
-        raise RequestError(
-            "INVALID_REQUEST", f"no summary of `blockflow bench`: {exc}", where=str(path)
-        ) from exc
+        raise nonsense(f"no summary of `blockflow bench`: {exc}", str(path)) from exc
     version = found.get("format") if isinstance(found, dict) else None
     if version != FORMAT:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"the summary has format {version}, not {FORMAT}",
-            where=str(path),
-            hint="run it again",
-        )
+        raise nonsense(f"the summary has format {version}, not {FORMAT}", str(path), "run it again")
     if not (found.get("results") or found.get("validation")):
-        raise RequestError("INVALID_REQUEST", "nothing was measured in this call", where=str(path))
+        raise nonsense("nothing was measured in this call", str(path))
     return found
 
 

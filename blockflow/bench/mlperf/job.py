@@ -18,7 +18,8 @@ from blockflow.bench.mlperf.data import Array, Inputs
 from blockflow.bench.mlperf.library import Library
 from blockflow.bench.mlperf.settings import Mode, RunSettings
 from blockflow.bench.mlperf.sut import TaskData
-from blockflow.core.errors import RequestError, make_error
+from blockflow.bench.options import nonsense
+from blockflow.core.errors import make_error
 
 TASK, QUERIES = "task.", "queries"
 """Names in the file of latencies: a task's, with its own name behind it, and whole queries'."""
@@ -167,11 +168,10 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RequestError(
-                "INVALID_REQUEST",
+            raise nonsense(
                 "another call of `blockflow bench` writes there",
-                where=str(folder),
-                hint="wait for its end, or name another folder with --out",
+                str(folder),
+                "wait for its end, or name another folder with --out",
             ) from None
         except OSError:
             pass  # a file system without locks

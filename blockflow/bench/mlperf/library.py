@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, sqrt
 
-from blockflow.core.errors import RequestError
+from blockflow.bench.options import nonsense
 
 MANY = 1 << 16
 """Entries of a library whose queries hold several samples: see :func:`shares`."""
@@ -50,11 +50,10 @@ class Library:
             rounds = -(-max(rounds, -(-MANY // total)) // whole) * whole
         if rounds * total > MOST:
             told = ", ".join(f"{task}={weights[task]}: {n}" for task, n in rows.items())
-            raise RequestError(
-                "INVALID_REQUEST",
+            raise nonsense(
                 f"every row by these weights makes {rounds * total:,} samples (rows: {told})",
-                where="--task, --data",
-                hint=f"at most {MOST:,}: weights that lie less apart, or fewer rows",
+                "--task, --data",
+                f"at most {MOST:,}: weights that lie less apart, or fewer rows",
             )
         pairs = [
             (t, (turn * weights[task] + i) % n)

@@ -19,7 +19,7 @@ from blockflow.bench.mlperf.settings import (
     Target,
 )
 from blockflow.bench.mlperf.validation import TOLERANCE, Check
-from blockflow.core.errors import RequestError
+from blockflow.bench.options import nonsense
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,10 @@ class Plan:
             return
         for task, target in targets.items():
             if target.latency_ms is None:
-                raise RequestError(
-                    "INVALID_REQUEST",
+                raise nonsense(
                     f"the server scenario needs a latency bound, and {task!r} has none",
-                    where="--target-latency-ms",
-                    hint="for example --target-latency-ms 15, or --preset object-detection-heavy",
+                    "--target-latency-ms",
+                    "for example --target-latency-ms 15, or --preset object-detection-heavy",
                 )
 
     def to_dict(self) -> dict[str, Any]:

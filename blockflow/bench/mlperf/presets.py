@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Final
 
 from blockflow.bench.numerals import given
+from blockflow.bench.options import nonsense
 from blockflow.core.errors import RequestError
 
 
@@ -111,4 +112,4 @@ def presets(found: Mapping[str, str], where: str) -> dict[str, Preset]:
 
 
 def _nonsense(message: str, where: str, hint: str = "") -> RequestError:
-    return RequestError("INVALID_REQUEST", message, where=where, hint=hint)
+    return nonsense(message, where, hint)

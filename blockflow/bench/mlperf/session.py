@@ -35,6 +35,7 @@ from blockflow.bench.mlperf.settings import (
 )
 from blockflow.bench.mlperf.tally import GONE, Counts
 from blockflow.bench.mlperf.validator import RUN_S, SHORT_RUN_S, CheckResult, Validator
+from blockflow.bench.options import nonsense
 from blockflow.client import Client
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, RequestError
@@ -340,11 +341,10 @@ def check_rows(routes: Mapping[str, TaskRoute], wanted: int) -> None:
     most = {task: rows_per_request(route) for task, route in routes.items()}
     least = min(most, key=lambda task: most[task])
     if wanted > most[least]:
-        raise RequestError(
-            "INVALID_REQUEST",
+        raise nonsense(
             f"a request of {least!r} brings at most {most[least]} rows, not {wanted}",
-            where="--rows",
-            hint=f"at most {most[least]}; or leave it out: each task then gets what it takes",
+            "--rows",
+            f"at most {most[least]}; or leave it out: each task then gets what it takes",
         )
 
 

@@ -17,7 +17,7 @@ from blockflow.bench.mlperf.counts import (
     rounded_count,
 )
 from blockflow.bench.mlperf.presets import Preset
-from blockflow.core.errors import RequestError
+from blockflow.bench.options import nonsense
 
 
 class Scenario(StrEnum):
@@ -276,12 +276,11 @@ def make_settings(
     if count > MOST_QUERIES:
         rarest = min(targets, key=lambda task: asked[task])
         alone = len(targets) == 1  # then it is no matter of the mix
-        raise RequestError(
-            "INVALID_REQUEST",
+        raise nonsense(
             f"{count:,} queries would be needed until {rarest!r} was asked often enough; "
             f"LoadGen prepares at most {MOST_QUERIES:,}",
-            where="--percentile" if alone else "--task",
-            hint="choose a lower percentile"
+            "--percentile" if alone else "--task",
+            "choose a lower percentile"
             if alone
             else "mix tasks by weights that are less apart, or measure this one on its own",
         )

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockflow.bench.options import nonsense
 from blockflow.core.engines import AUTO, ENGINES, PRECISIONS, Selection, own_engine, select
-from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.errors import BlockFlowError
 from blockflow.core.guess import near
 from blockflow.core.jsonarg import json_value
 from blockflow.core.model import BlockInfo
@@ -63,9 +64,7 @@ def candidates(
     ):
         for name in given:
             if name not in known:
-                raise RequestError(
-                    "INVALID_REQUEST", f"unknown {what} {name!r}", hint=near(name, known)
-                )
+                raise nonsense(f"unknown {what} {name!r}", hint=near(name, known))
     own = {own_engine(i.format) for i in infos}
     names = [e for e in ENGINES if e != "echo" or e in own] if ALL in engines else engines
     out: list[Candidate] = []
@@ -126,10 +125,8 @@ def parse_option(text: str) -> tuple[str, Any]:
     """
     key, sign, value = text.partition("=")
     if not sign or not key or not value:
-        raise RequestError(
-            "INVALID_REQUEST",
-            f"{text!r} is not KEY=VALUE",
-            hint="for example --option memory_format=channels_last",
+        raise nonsense(
+            f"{text!r} is not KEY=VALUE", hint="for example --option memory_format=channels_last"
         )
     return key, json_value(value, f"--option {key}")
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.bench.calibration import Steadiness, calibrate, compare
+from blockflow.bench.options import nonsense
 from blockflow.bench.profiling.candidates import Candidate, candidates, reference, unique
 from blockflow.bench.profiling.choice import Judged, choose
 from blockflow.bench.profiling.measurer import Workshop
 from blockflow.bench.profiling.plan import Cell, Effort, cells_of, doubling, lengths_of
 from blockflow.bench.profiling.session import Outcome, Session, Watcher, now_utc
-from blockflow.core.errors import BlockError, RequestError
+from blockflow.core.errors import BlockError
 from blockflow.core.fitting import most_rows
 from blockflow.core.measuring import refuse_gaps
 from blockflow.core.model import BlockInfo, TensorSpec
@@ -96,7 +97,7 @@ def axes(infos: Sequence[BlockInfo], wish: Wish) -> list[Cell]:
     ):
         for n in values:
             if not 1 <= n <= limit:
-                raise RequestError("INVALID_REQUEST", f"{n} {what}")
+                raise nonsense(f"{n} {what}")
     return cells_of(threads, rows, _lengths(infos[0].name, infos[0].contract.input, wish.lengths))
 
 
@@ -104,11 +105,11 @@ def _lengths(block: str, spec: TensorSpec, asked: Sequence[int] | None) -> list[
     if asked is None:
         return lengths_of(spec)
     if not spec.dynamic:
-        raise RequestError("INVALID_REQUEST", f"{block} takes {spec}: it has no lengths")
+        raise nonsense(f"{block} takes {spec}: it has no lengths")
     lo, hi = spec.ranges.get(spec.dynamic[0], (1, 1024))
     for n in asked:
         if not lo <= n <= hi:
-            raise RequestError("INVALID_REQUEST", f"length {n} is outside {block}'s {lo}..{hi}")
+            raise nonsense(f"length {n} is outside {block}'s {lo}..{hi}")
     return [*sorted(set(asked))]
 
 
@@ -140,7 +141,7 @@ def measure(
         BlockError: nothing can run it, or every candidate failed.
     """
     if wish.choose and len(names) > 1:
-        raise RequestError("INVALID_REQUEST", "an engine is chosen per block, not per chain")
+        raise nonsense("an engine is chosen per block, not per chain")
     infos = tuple(repository.verify(n).to_info() for n in names)
     refuse_gaps(infos)
     store = ProfileStore(repository.root)

@@ -18,8 +18,9 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from blockflow.bench.options import nonsense
 from blockflow.bench.simulation.sizes import Sizes
-from blockflow.bench.simulation.text import Options, nonsense, whole
+from blockflow.bench.simulation.text import Options, whole
 from blockflow.bench.simulation.trace import Entry, read_trace
 
 _NS = 1_000_000_000

@@ -12,12 +12,13 @@ from blockflow.batching.facts import length_of
 from blockflow.batching.registry import policy_problems
 from blockflow.batching.sliced import slicing_problems
 from blockflow.batching.ways import Ways
+from blockflow.bench.options import nonsense
 from blockflow.bench.simulation.arrivals import Arrivals, Closed, Recorded, parse_arrivals
 from blockflow.bench.simulation.experiment import Experiment, capacity
 from blockflow.bench.simulation.recorded import recorded
 from blockflow.bench.simulation.sizes import Sizes, parse_sizes
 from blockflow.bench.simulation.system import SystemModel
-from blockflow.bench.simulation.text import OWN_POLICIES, nonsense, parse_policy, policy_label
+from blockflow.bench.simulation.text import OWN_POLICIES, parse_policy, policy_label
 from blockflow.bench.simulation.trace import Entry
 from blockflow.core import limits
 from blockflow.core.errors import Problem, TopologyError

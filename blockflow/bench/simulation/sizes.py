@@ -15,7 +15,8 @@ from math import isfinite, log
 from random import Random
 from statistics import NormalDist
 
-from blockflow.bench.simulation.text import Options, nonsense, whole
+from blockflow.bench.options import nonsense
+from blockflow.bench.simulation.text import Options, whole
 from blockflow.core import limits
 
 MAX_SIZE = limits.MAX_ROWS

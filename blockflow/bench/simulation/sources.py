@@ -13,8 +13,9 @@ from blockflow.batching.registry import policy_problems, with_overlap
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import slicing_problems
 from blockflow.batching.ways import Ways
+from blockflow.bench.options import nonsense
 from blockflow.bench.simulation.system import StageModel, SystemModel, TaskModel, WorkerModel
-from blockflow.bench.simulation.text import MAX_NUMBER, Options, nonsense
+from blockflow.bench.simulation.text import MAX_NUMBER, Options
 from blockflow.control.rest.body import read_update
 from blockflow.core.dims import Dim
 from blockflow.core.engines import select

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from blockflow.core.errors import RequestError
+from blockflow.bench.options import nonsense
 
 OWN_POLICIES: Final = "topology"
 """In place of a policy's name: every stage keeps the policy that its topology gives it."""
@@ -16,11 +16,6 @@ MAX_NUMBER: Final = 1e9
 
 _COMMAS: Final = re.compile(r",(?![^\[]*\])")
 """Commas that part options: those outside of ``[...]``."""
-
-
-def nonsense(message: str, where: str, hint: str = "") -> RequestError:
-    """The error for a value that makes no sense; ``where`` is the option it came from."""
-    return RequestError("INVALID_REQUEST", message, where=where, hint=hint)
 
 
 def whole(text: str, where: str, least: int, most: int) -> int:

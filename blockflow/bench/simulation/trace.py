@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from blockflow.bench.simulation.text import nonsense
+from blockflow.bench.options import nonsense
 from blockflow.core import limits
 
 FIELDS = ("time", "task", "rows", "length")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from blockflow.bench.calibration import Steadiness, calibrate, compare
 from blockflow.bench.interrupts import heard
 from blockflow.bench.mlperf.job import disk
+from blockflow.bench.options import nonsense
 from blockflow.bench.thesis.experiment import (
     Advance,
     Context,
@@ -29,7 +30,7 @@ from blockflow.bench.thesis.outcome import (
     make_document,
     write_outcome,
 )
-from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.core.errors import BlockFlowError, make_error
 
 _FIXED_S = 0.5
 
@@ -157,11 +158,10 @@ def choose(registry: Sequence[Experiment], only: Sequence[str]) -> list[Experime
     known = {e.name for e in registry}
     unknown = [name for name in only if name not in known]
     if unknown:
-        raise RequestError(
-            "INVALID_REQUEST",
+        raise nonsense(
             f"no such experiment: {', '.join(unknown)}",
-            where="--only",
-            hint=f"there are {', '.join(e.name for e in registry)}",
+            "--only",
+            f"there are {', '.join(e.name for e in registry)}",
         )
     return [e for e in registry if not only or e.name in only]
 
