@@ -55,6 +55,7 @@ from blockflow.bench.gpu_load import Energy, flood, images, once
 from blockflow.bench.in_process import InProcess, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import make_parser, result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
 from blockflow.bench.turns import in_turn
@@ -277,10 +278,7 @@ def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
         with ExitStack() as stack:
             mine = replace(chain, device=api.torch_device)
             others = [stack.enter_context(InProcess(mine)) for _ in chain.blocks]
-            system = System(
-                repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
-            )
-            stack.enter_context(system)
+            system = stack.enter_context(System(own_settings(root)))
             system.apply(topology(replace(chain, device="cuda:0"), WAYS))
             progress.remove_task(bar)
             energy = Energy(GpuProbe("cuda:0", api.facts().uuid))

@@ -55,11 +55,11 @@ from blockflow.bench.hop_figures import (
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
 from blockflow.bench.options import parse_rounds, result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.turns import balanced
 from blockflow.client import Client
-from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.repository.repository import BlockRepository
 
@@ -124,21 +124,14 @@ class Rest:
 @contextmanager
 def chains(plan: Plan, folder: Path) -> Iterator[list[EchoChain]]:
     """One running system per transport, with its ways."""
-    # Bare messages are not encrypted either, with which the hops are compared.
-    settings = ControlSettings(plain_links=True)
     with ExitStack() as stack:
         found = []
         for transport in dict.fromkeys(w.transport for w in plan.ways):
             ways = [w for w in plan.ways if w.transport == transport]
-            system = stack.enter_context(
-                System(
-                    settings,
-                    repository=folder / "blocks",
-                    state_dir=folder / f"state-{transport}",
-                    rest_port=0,
-                    client_port=0,
-                )
-            )
+            state_dir = folder / f"state-{transport}"
+            # Bare messages are not encrypted either, with which the hops are compared.
+            settings = own_settings(folder, state_dir=state_dir, plain_links=True)
+            system = stack.enter_context(System(settings))
             system.apply(topology(ways, plan.sizes))
             client = stack.enter_context(Client(system.client_endpoint))
             found.append(EchoChain(system, client, ways))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.results import LESS_IS_BETTER, Figure, bursts_figure, interval_figure
 from blockflow.bench.statistics import percentile, ratio_interval
 from blockflow.bench.turns import balanced
@@ -170,14 +171,7 @@ def run(
     """
     save_blocks(BlockRepository(folder / "blocks"), sizes)
     with ExitStack() as stack:
-        system = stack.enter_context(
-            System(
-                repository=folder / "blocks",
-                state_dir=folder / "state",
-                rest_port=0,
-                client_port=0,
-            )
-        )
+        system = stack.enter_context(System(own_settings(folder)))
         system.apply(topology(sizes))
         clients = {}
         for way in ways:

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import SOUND, make_parser, result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.results import (
     LESS_IS_BETTER,
     Figure,
@@ -35,7 +36,6 @@ from blockflow.bench.results import (
 from blockflow.bench.statistics import median_interval, percentile, ratio_interval
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
-from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.core.model import TensorSpec
 from blockflow.repository.echo import save_echo
@@ -144,10 +144,7 @@ def measure(plan: Plan, say: Any) -> list[Figure]:
         save_echo(repository, "trunk", SPEC)
         save_echo(repository, "slow", SPEC, settings={"row_ms": plan.slow_ms})
         save_echo(repository, "quick", SPEC, settings={"row_ms": plan.slow_ms / 50})
-        settings = ControlSettings(
-            repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
-        )
-        with System(settings) as system:
+        with System(own_settings(root)) as system:
             for way in WAYS:
                 system.apply(topology(way))
                 with Client(system.client_endpoint) as greedy, Client(system.client_endpoint) as c:

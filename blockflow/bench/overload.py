@@ -23,11 +23,11 @@ from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import PART, SOUND, make_parser, positive
 from blockflow.bench.overload_clients import SPEC, TASK, Clients
 from blockflow.bench.overload_figures import Depth, Load, draw, figures, remarks
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.reliability.promise import missed
 from blockflow.bench.reliability.promises import OVERLOAD, PROMISES
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.bench.thesis.util_watch import Sampler
-from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository
@@ -108,14 +108,7 @@ def measure(plan: Plan, say: Any) -> tuple[list[Load], list[tuple[float, float]]
         repository = BlockRepository(root / "blocks")
         save_echo(repository, "trunk", SPEC)
         save_echo(repository, "head", SPEC, settings={"delay_ms": plan.delay_ms})
-        settings = ControlSettings(
-            repository=root / "blocks",
-            state_dir=root / "state",
-            rest_port=0,
-            client_port=0,
-            adaptive_limit=plan.adaptive,
-        )
-        with System(settings) as system:
+        with System(own_settings(root, adaptive_limit=plan.adaptive)) as system:
             system.apply({"blocks": ["trunk", "head"], "tasks": {TASK: ["trunk", "head"]}})
             watch = Watch(system.run_dir, interval_s=0.2)
             watch.start()

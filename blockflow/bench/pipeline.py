@@ -35,6 +35,7 @@ from blockflow.bench.in_process import Chain, InProcess, example, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader, per_hop
 from blockflow.bench.options import result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.pipeline_figures import (
     AGAIN,
     APART,
@@ -243,9 +244,7 @@ def measure(
             # Users start a system over blocks that are there: their load is rehearsed at its start.
             first = plan.engines[0]
             prepared[first] = prepare_apart(plan.model, CONTENDERS[first], root / "blocks")
-        with System(
-            repository=root / "blocks", state_dir=root / "state", rest_port=0, client_port=0
-        ) as system:
+        with System(own_settings(root)) as system:
             bench = Bench(plan, root, system, progress, prepared)
             try:
                 bench.run()

@@ -27,6 +27,7 @@ from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
 from blockflow.bench.options import parse_rounds, result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.pipeline_ways import block_names, task_name
 from blockflow.bench.results import (
     MORE_IS_BETTER,
@@ -120,15 +121,13 @@ def measure(
     """
     found = {}
     for name in plan.models:
-        blocks, state = folder / name / "blocks", folder / name / "state"
+        blocks = folder / name / "blocks"
         blocks.mkdir(parents=True)
         problem = prepare_apart(Model(name), _CONTENDER, blocks)
         if problem is not None:
             raise problem
         with (
-            System(
-                repository=blocks, state_dir=state, rest_port=0, client_port=0, launcher=launcher
-            ) as system,
+            System(own_settings(folder / name), launcher=launcher) as system,
             Client(system.client_endpoint) as client,
         ):
             found[name] = _one(plan, Model(name), system, client, advance)

@@ -24,6 +24,7 @@ from rich.progress import Progress
 from blockflow.bench.grid import Grid, digits, ms
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import parse_rounds, result_path
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -165,9 +166,7 @@ def measure(
     repository = BlockRepository(folder / "blocks")
     for block in BLOCKS:
         save_echo(repository, block, SPEC)
-    running = system or System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    )
+    running = system or System(own_settings(folder))
     with running, TaskClient(running.client_endpoint) as client:
         return Bench(plan, running, client).run(advance)
 

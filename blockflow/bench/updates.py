@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 from blockflow.bench import options
 from blockflow.bench.interrupts import orderly
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.results import Figure, ResultFile, figure_table, latency_figure, make_command
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -137,12 +138,7 @@ def run(
     ledger, documents = Ledger(), []
     stop = threading.Event()
     with ExitStack() as stack:
-        running = stack.enter_context(
-            system
-            or System(
-                repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-            )
-        )
+        running = stack.enter_context(system or System(own_settings(folder)))
         for version in range(1, updates + 2):
             save_version(repository, version)
             # Before the flip: answers of the new epoch come before the update says that it is done.

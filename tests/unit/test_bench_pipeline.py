@@ -154,7 +154,7 @@ def test_what_was_measured_before_a_failure_lies_beside_an_earlier_run(
             raise KeyboardInterrupt
 
     for name, double in (
-        ("System", lambda **_: nullcontext()),
+        ("System", lambda *_: nullcontext()),
         ("Bench", Dying),
         ("calibrate", lambda: None),
         ("prepare_apart", lambda *_: None),

@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 
 from blockflow.bench.chaos.lag import Lag
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.beside import ROUND_S, Neighbours
 from blockflow.bench.reliability.figures import counted, timed
@@ -70,9 +71,7 @@ def running(folder: Path) -> Iterator[System]:
     for name, delay_ms in _DELAYS_MS.items():
         spec = _LARGE_SPEC if name == LARGE else _SMALL_SPEC
         save_echo(repository, name, spec, settings={"delay_ms": delay_ms})
-    with System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    ) as system:
+    with System(own_settings(folder)) as system:
         blocks = [
             {"name": n, "slots": 64, "arena_mib": 512 if n == LARGE else 16} for n in _DELAYS_MS
         ]

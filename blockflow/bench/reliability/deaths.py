@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.figures import counted, timed
 from blockflow.bench.reliability.possessions import Possessions, family, look, settled
@@ -101,13 +102,7 @@ def running(plan: Plan, folder: Path) -> Iterator[System]:
     blocks.append({"name": FRAGILE, "replicas": 2, "batching": batching})
     with (
         armed_launcher() as launcher,
-        System(
-            repository=folder / "blocks",
-            state_dir=folder / "state",
-            rest_port=0,
-            client_port=0,
-            launcher=launcher,
-        ) as system,
+        System(own_settings(folder), launcher=launcher) as system,
     ):
         for point in _POINTS.values():
             disarm(system, point)

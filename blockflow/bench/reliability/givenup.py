@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blockflow.bench.own_system import own_settings
 from blockflow.bench.reliability import figures as names
 from blockflow.bench.reliability.figures import counted
 from blockflow.bench.results import Figure
@@ -40,9 +41,7 @@ def running(folder: Path) -> Iterator[System]:
     repository = BlockRepository(folder / "blocks")
     for name in (DYING, SPOILT, OTHER):
         save_echo(repository, name, SPEC)
-    with System(
-        repository=folder / "blocks", state_dir=folder / "state", rest_port=0, client_port=0
-    ) as system:
+    with System(own_settings(folder)) as system:
         blocks = [DYING, SPOILT, OTHER]
         system.apply({"blocks": blocks, "tasks": {b: [b] for b in blocks}})
         yield system
