@@ -182,10 +182,9 @@ def load_figures(loads: Mapping[str, Load]) -> list[Figure]:
     """Saturation, memory past it, and energy."""
     out: list[Figure] = []
     for load in list(loads.values())[:1]:  # they have the same one
-        out.append(interval_figure(SATURATION, BOUND, None, median_interval(load.bound), "rows/s"))
+        out.append(interval_figure(SATURATION, BOUND, None, load.bound, "rows/s"))
     for way, load in loads.items():
-        rate = median_interval(load.rows_per_s)
-        out.append(interval_figure(SATURATION, way, None, rate, "rows/s"))
+        out.append(interval_figure(SATURATION, way, None, load.rows_per_s, "rows/s"))
         share = ratio_interval(load.bound, load.rows_per_s)
         out.append(interval_figure(SATURATION_RATIO, way, None, share, "x", _MORE))
         for name, value, unit in (

@@ -33,7 +33,7 @@ from blockflow.bench.results import (
     interval_figure,
     make_command,
 )
-from blockflow.bench.statistics import median_interval, percentile, ratio_interval
+from blockflow.bench.statistics import percentile, ratio_interval
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -179,8 +179,7 @@ def figures(way: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> list[F
     for p in (50, 99):
         each = {name: [percentile(r, p) for r in those] for name, those in rounds.items()}
         for name, values in each.items():
-            interval = median_interval(values)
-            out.append(interval_figure(f"{TIME}, p{p}", f"{way}: {name}", 1, interval, "ms"))
+            out.append(interval_figure(f"{TIME}, p{p}", f"{way}: {name}", 1, values, "ms"))
         ratio = ratio_interval(each[ALONE], each[BESIDE])
         out.append(interval_figure(f"{RATIO}, p{p}", way, 1, ratio, "x", LESS_IS_BETTER))
     return out

@@ -21,7 +21,6 @@ from blockflow.bench.results import (
 from blockflow.bench.statistics import (
     judge,
     judge_value,
-    median_interval,
     noise_of,
     ratio_interval,
     warm_up_of,
@@ -137,8 +136,7 @@ class Series:
         for way in self.latency:
             out += self._latency(way)
         for way, rates in self.rates.items():
-            found = median_interval(rates)
-            out.append(interval_figure(THROUGHPUT, way, self.rows, found, "1/s", self.tags))
+            out.append(interval_figure(THROUGHPUT, way, self.rows, rates, "1/s", self.tags))
             if way != BOUND and BOUND in self.rates:
                 ratio = ratio_interval(self.rates[BOUND], rates)
                 labels = {**self.tags, "goal": _THROUGHPUT_AIM, "at_least": True}
@@ -181,12 +179,11 @@ class Series:
             out.append(interval_figure(LESS, way, rows, less, "x", more_tags))
         base = [s.compute for s in self.runs(IN_PROCESS)]
         compute = ratio_interval(base, [s.compute for s in runs])
-        share = median_interval([s.accounted for s in runs])
         return [
             *out,
             latency_figure(HOP, way, rows, [s.hop_overhead for s in runs], tags),
             interval_figure(COMPUTE_RATIO, way, rows, compute, "x", less_tags),
-            interval_figure(ACCOUNTED, way, rows, share, "x", tags),
+            interval_figure(ACCOUNTED, way, rows, [s.accounted for s in runs], "x", tags),
         ]
 
     def _totals(self, way: str) -> tuple[list[float], list[float]]:

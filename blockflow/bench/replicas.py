@@ -38,7 +38,7 @@ from blockflow.bench.results import (
     make_command,
 )
 from blockflow.bench.simulation.arrivals import Arrival
-from blockflow.bench.statistics import median_interval, ratio_interval
+from blockflow.bench.statistics import ratio_interval
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -182,8 +182,7 @@ def figures(found: dict[str, Found], seats: int) -> list[Figure]:
         out += [latency_figure(LOAD, w, None, times, tags) for w, times in one.loads.items()]
         for rows, ways in one.rates.items():
             out += [
-                interval_figure(RATE, way, rows, median_interval(rates), "1/s", tags)
-                for way, rates in ways.items()
+                interval_figure(RATE, way, rows, rates, "1/s", tags) for way, rates in ways.items()
             ]
             ratio = ratio_interval(ways[OWN], ways[ONCE])
             out.append(interval_figure(RATIO, ONCE, rows, ratio, "x", {**tags, **MORE_IS_BETTER}))

@@ -307,11 +307,13 @@ def interval_figure(
     name: str,
     mode: str,
     batch: int | None,
-    found: Interval,
+    found: Interval | Sequence[float],
     unit: str,
     labels: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """A ratio, a rate or another number with its interval."""
+    """A ratio, a rate or another number with its interval; of samples it is their median."""
+    if not isinstance(found, Interval):
+        found = median_interval(found)
     made = Figure.of(name, mode, found.value, unit, found.n, labels, batch)
     return replace(made, low=found.low, high=found.high)
 

@@ -32,7 +32,7 @@ from blockflow.bench.results import (
     interval_figure,
     make_command,
 )
-from blockflow.bench.statistics import median_interval, percentile, ratio_interval
+from blockflow.bench.statistics import percentile, ratio_interval
 from blockflow.bench.tasks_client import TaskClient
 from blockflow.bench.turns import took_ms
 from blockflow.control.system import System
@@ -178,7 +178,7 @@ def figures(found: dict[int, Found]) -> list[Figure]:
         mode = str(size)
         out += [bursts_figure(name, mode, bursts, {}) for name, bursts in one.times.items()]
         out += [
-            interval_figure(_REST, mode, None, median_interval(used), "ms/s", {"process": name})
+            interval_figure(_REST, mode, None, used, "ms/s", {"process": name})
             for name, used in one.rests.items()
         ]
     fewest, *others = found

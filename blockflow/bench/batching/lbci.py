@@ -41,7 +41,7 @@ from blockflow.bench.batching.rig import TASK, Further, Policy
 from blockflow.bench.batching.traffic import replay, saturate
 from blockflow.bench.results import Figure, interval_figure, latency_figure
 from blockflow.bench.simulation.arrivals import Arrival
-from blockflow.bench.statistics import median_interval, ratio_interval
+from blockflow.bench.statistics import ratio_interval
 from blockflow.client.collector import OK
 from blockflow.core import limits
 from blockflow.core.errors import make_error
@@ -169,8 +169,7 @@ def _closed_loop(ladder: Ladder, arms: Mapping[str, Policy]) -> list[Figure]:
         Further.of(plan, plan.repeats, lambda found: decided(ratios(found))),
     )
     each = [
-        interval_figure(CLOSED, arm, None, median_interval(values), "1/s", labels)
-        for arm, values in rates.items()
+        interval_figure(CLOSED, arm, None, values, "1/s", labels) for arm, values in rates.items()
     ]
     return each + ratios(rates)
 

@@ -16,7 +16,7 @@ from blockflow.bench.batching.figures import (
 from blockflow.bench.batching.plan import SEVERAL
 from blockflow.bench.grid import Grid, Rows, bounds, digits, ms, with_bounds
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval, ratio_interval
+from blockflow.bench.statistics import ratio_interval
 
 ALL, EACH, FULL_MODELS, BOUND = (
     "one request for all",
@@ -41,7 +41,7 @@ def rate_figures(rates: Rates, own: str, tasks: int) -> list[Figure]:
     """
     labels = {"experiment": SEVERAL, "own": own, "tasks": tasks}
     out = [
-        interval_figure(SATURATED, arm, None, median_interval(values), "1/s", labels)
+        interval_figure(SATURATED, arm, None, values, "1/s", labels)
         for arm, values in rates.items()
     ]
     share = ratio_interval(rates[BOUND], rates[ALL])
@@ -60,10 +60,7 @@ def alone_figures(times_ms: Rates, own: str, tasks: int) -> list[Figure]:
         own, tasks: as above.
     """
     labels = {"experiment": SEVERAL, "own": own, "tasks": tasks}
-    out = [
-        interval_figure(ALONE, arm, 1, median_interval(values), "ms", labels)
-        for arm, values in times_ms.items()
-    ]
+    out = [interval_figure(ALONE, arm, 1, values, "ms", labels) for arm, values in times_ms.items()]
     return out + [
         ratio_figure(ALONE_RATIO, ALL, base, ratio_interval(times_ms[base], times_ms[ALL]), labels)
         for base in (FULL_MODELS, EACH)

@@ -197,7 +197,7 @@ def _saturated(
     out: list[Figure] = []
     for arm, values in rates.items():
         home = {"experiment": experiment, "home": HOMES.get(arm, "")}
-        out.append(interval_figure(SATURATED, arm, 1, median_interval(values), "1/s", home))
+        out.append(interval_figure(SATURATED, arm, 1, values, "1/s", home))
     of_bound = shares(experiment, rates)
     out += of_bound
     most = _most(rates)

@@ -141,7 +141,7 @@ class Clients:
                 figure = interval_figure(LATENCY, arm, 1, latency.median(arm), "ms", labels)
                 out.append(thesis(figure, THESIS_MS.get((arm, n)), _SOURCE))
                 out.append(interval_figure(RATE, arm, 1, rate.median(arm), "1/s", labels))
-                refused = median_interval([v.refused for v in self._visits[arm, n]])
+                refused = [v.refused for v in self._visits[arm, n]]
                 less = labels | LESS_IS_BETTER
                 out.append(interval_figure(REFUSED, arm, 1, refused, "x", less))
             if len(self.ways) > 1:

@@ -22,7 +22,6 @@ from blockflow.bench.kpi_reader import KpiReader, Kpis
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.pipeline_ways import block_names, task_name, topology
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis.bars import WAY_COLOURS, draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
@@ -233,7 +232,7 @@ def _rounds(found: Mapping[str, Sequence[float]]) -> Rounds:
 
 def _block_figures(sent: Rounds, blocks: int, settings: Settings) -> Iterator[Figure]:
     for way in WAYS:
-        each = median_interval([b / blocks for b in sent.of(way)])
+        each = [b / blocks for b in sent.of(way)]
         made = interval_figure(PER_BLOCK, way, 1, each, "B", settings.labels)
         yield thesis(made, _HANDLE_B if way == TENSORMQ else None, "figure 4.8", "the handle alone")
 
@@ -257,7 +256,7 @@ def _moved_figures(
 
 def _sent_figures(sent: Rounds, settings: Settings) -> Iterator[Figure]:
     for way in WAYS:
-        found = median_interval([b / _MB for b in sent.of(way)])
+        found = [b / _MB for b in sent.of(way)]
         yield interval_figure(SOCKETS, way, 1, found, "MB", settings.labels)
 
 

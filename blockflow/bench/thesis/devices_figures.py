@@ -102,10 +102,10 @@ class Distribution:
                     (COMPUTE, [v.compute[block] for v in found]),
                     (OVERHEAD, [v.overhead[block] for v in found]),
                 ):
-                    figure = interval_figure(name, arm, 1, median_interval(values), "ms", labels)
+                    figure = interval_figure(name, arm, 1, values, "ms", labels)
                     out.append(thesis(figure, None, "figures 4.15 and 4.16"))
             labels = {**self._labels, "pdi": self.pdi(count), **LESS_IS_BETTER}
-            refused = median_interval([v.refused for v in found])
+            refused = [v.refused for v in found]
             out.append(interval_figure(REFUSED, arm, 1, refused, "x", labels))
         return [*out, *self.ratios()]
 
@@ -140,8 +140,7 @@ class Distribution:
                 out.append(interval_figure(name, self._name(count), 1, found, "ms", self._labels))
                 sums = [sum(v.compute.values()) for v in self._visits[way, count]]
                 name = f"{COMPUTE} of the path, {way}"
-                made = median_interval(sums)
-                out.append(interval_figure(name, self._name(count), 1, made, "ms", self._labels))
+                out.append(interval_figure(name, self._name(count), 1, sums, "ms", self._labels))
         return sorted(out, key=lambda f: f.name) + self.ratios()
 
     def _name(self, count: int) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import Rounds, known, quoted, thesis
 
@@ -78,10 +77,10 @@ class Energy:
         out: list[Figure] = []
         for (way, batch), found in self._visits.items():
             printed = THESIS_MJ.get(way) if batch == 1 else None
-            whole = median_interval([v.mj for v in found])
+            whole = [v.mj for v in found]
             figure = interval_figure(ENERGY, way, batch, whole, "mJ", self._labels)
             out.append(thesis(figure, printed, _SOURCE))
-            above = median_interval([v.mj_above_idle for v in found])
+            above = [v.mj_above_idle for v in found]
             out.append(interval_figure(ABOVE, way, batch, above, "mJ", self._labels))
         for batch in self.batches:
             rounds = self.rounds(batch)
@@ -91,7 +90,7 @@ class Energy:
             )
             out.append(thesis(figure, _THESIS_RATIO if batch == 1 else None, _SOURCE))
         # A round's is given to each of its visits.
-        idle = median_interval([v.idle_w for v in next(iter(self._visits.values()))])
+        idle = [v.idle_w for v in next(iter(self._visits.values()))]
         out.append(interval_figure(IDLE, "idle", None, idle, "W", self._labels))
         return out
 

@@ -141,8 +141,8 @@ def figures_of(
     """Per block its process, what of that is the block's own, and its state; then C."""
     out = []
     for block, state in states.items():
-        whole = median_interval([s.process[block] for s in found])
-        own = median_interval([s.process[block] - s.cost[block] for s in found])
+        whole = [s.process[block] for s in found]
+        own = [s.process[block] - s.cost[block] for s in found]
         row = _ROWS.get(block)
         figure = interval_figure(PROCESS, block, None, whole, "MiB", labels)
         out.append(thesis(figure, row.process if row else None, SOURCE, unit=THESIS_UNIT))

@@ -169,8 +169,7 @@ class Growth:
                 ]
                 for what, values in numbers:
                     if values:
-                        found = median_interval(values)
-                        out.append(interval_figure(what, name, 1, found, "MiB", labels))
+                        out.append(interval_figure(what, name, 1, values, "MiB", labels))
         return [*out, *self.summary()]
 
     def summary(self) -> list[Figure]:

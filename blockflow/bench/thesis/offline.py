@@ -17,7 +17,6 @@ from typing import Any
 from blockflow.bench.grid import Grid, Rows, digits, with_bounds
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure, latency_figure
-from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis import offline_memory
 from blockflow.bench.thesis.bars import draw_bars
 from blockflow.bench.thesis.beside import AGAIN, Rounds, compared, thesis, thesis_cell
@@ -117,7 +116,7 @@ def findings(
             spread = stdev(times) if len(times) > 1 else 0.0
             made = Figure.of(STD, form, spread, "ms", len(times), labels, batch=1)
             figures.append(thesis(made, row.std_ms if row else None, SOURCE))
-            share = median_interval([one[i] / sum(one) * 100 for one in kept])
+            share = [one[i] / sum(one) * 100 for one in kept]
             made = interval_figure(SHARE, form, 1, share, "%", labels)
             figures.append(thesis(made, row.ms / whole * 100 if row else None, SOURCE))
         made = latency_figure(SUM, form, 1, sums.of(form), settings.labels)

@@ -15,7 +15,6 @@ from typing import Any
 from blockflow.bench.grid import Grid, Rows, bounds, digits
 from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.statistics import median_interval
 from blockflow.bench.thesis.beside import thesis
 from blockflow.bench.thesis.memory_measure import EMPTY, private_mib, save_empty
 from blockflow.bench.thesis.offline_table import CLASSIFIER, LAST, PRINTED, SOURCE, Row, cut
@@ -87,12 +86,12 @@ def figures_of(found: Found, labels: Mapping[str, Any]) -> Iterator[Figure]:
     for (form, block), whole in found.items():
         mine = {**labels, "device": "cpu", "block": block}
         row = cut(form).get(block)
-        process = interval_figure(PROCESS, form, 1, median_interval(whole), "MiB", mine)
+        process = interval_figure(PROCESS, form, 1, whole, "MiB", mine)
         yield _of_process(process, row)
         if (form, block) == NOTHING:
             continue
         own = [mib - base for mib, base in zip(whole, found[NOTHING], strict=True)]
-        yield _of_torch(interval_figure(OWN, form, 1, median_interval(own), "MiB", mine), row)
+        yield _of_torch(interval_figure(OWN, form, 1, own, "MiB", mine), row)
 
 
 def _of_process(figure: Figure, row: Row | None) -> Figure:

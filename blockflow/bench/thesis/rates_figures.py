@@ -120,8 +120,7 @@ class Sweep:
                 (CARRIED, [f.carried for f in flows], "x", MORE_IS_BETTER),
                 (REFUSED, [f.refused for f in flows], "x", LESS_IS_BETTER),
             ):
-                found = median_interval(values)
-                out.append(interval_figure(name, arm, 1, found, unit, labels | better))
+                out.append(interval_figure(name, arm, 1, values, unit, labels | better))
         return [*out, *self.summary()]
 
     def summary(self) -> list[Figure]:
@@ -173,7 +172,7 @@ class Sweep:
         return median_interval(shares) if shares else None
 
     def _by_rounds(self, name: str, values: Sequence[float], way: str = "") -> Figure:
-        return interval_figure(name, way, 1, median_interval(values), "1/s", self._labels)
+        return interval_figure(name, way, 1, values, "1/s", self._labels)
 
     def grid(self) -> Grid:
         """A row per rate: the loads that it means, and what came of it."""

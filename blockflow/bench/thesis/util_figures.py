@@ -168,7 +168,7 @@ class Utilisation:
         out = []
         for name in found[0].cpu_s:
             labels = {**self._labels, "block": name}
-            share = median_interval([v.percent(name) for v in found])
+            share = [v.percent(name) for v in found]
             what = DISPATCHER_CPU if name == DISPATCHER else f"{BLOCK}: {name}"
             out.append(interval_figure(what, way, 1, share, "%", labels))
         numbers: list[tuple[str, list[float], str]] = [
@@ -180,7 +180,7 @@ class Utilisation:
         if self.gpu is not None:
             numbers.append((GPU, self.gpu.samples[way], "%"))
         for name, values, unit in numbers:
-            figure = interval_figure(name, way, 1, median_interval(values), unit, self._labels)
+            figure = interval_figure(name, way, 1, values, unit, self._labels)
             out.append(thesis(figure, None, _SOURCE))
         return out
 
