@@ -37,7 +37,7 @@ from blockflow.bench.plots import PLOTS, draw_all
 from blockflow.bench.readme import COSTS, SAVINGS, costs, savings
 from blockflow.bench.readme import PAGE as FRONT_PAGE
 from blockflow.bench.reliability.page import PAGE as PROMISE_PAGE
-from blockflow.bench.reliability.page import PROMISE_PASSAGE, promise_table, result_names
+from blockflow.bench.reliability.page import PROMISE_PASSAGE, promise_table
 from blockflow.bench.reliability.promises import COMMANDS
 from blockflow.bench.results import Figure, ResultFile, Run, revision_text
 from blockflow.bench.statistics import Verdict
@@ -228,7 +228,7 @@ def _table(name: str, stored: Mapping[str, Stored], listed: Collection[str]) -> 
 
 def _result_files() -> list[str]:
     """The names of all result files that documents use, without suffix."""
-    return list(dict.fromkeys([*(t.results for t in TABLES.values()), *result_names()]))
+    return list(dict.fromkeys([*(t.results for t in TABLES.values()), *COMMANDS]))
 
 
 def read_all(docs: Path) -> tuple[dict[str, Stored], frozenset[str], list[str]]:

@@ -84,7 +84,9 @@ def run_once(client: Client, way: str, x: np.ndarray) -> Sample:
     return Sample(total, hops, result.ingress_ms + result.egress_ms)
 
 
-def run_many(client: Client, way: str, x: np.ndarray, seconds: float) -> float:
-    """Rows per second with ``OUTSTANDING`` requests under way all the time."""
+def run_many(
+    client: Client, way: str, x: np.ndarray, seconds: float, outstanding: int = OUTSTANDING
+) -> float:
+    """Rows per second with so many requests under way all the time."""
     query = Arrival(0, task_name(way), len(x), None)
-    return saturate(client, [query], lambda _: x, OUTSTANDING, seconds)
+    return saturate(client, [query], lambda _: x, outstanding, seconds)

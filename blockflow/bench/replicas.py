@@ -20,7 +20,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.grid import Grid, Rows, bounds, digits, with_bounds
 from blockflow.bench.in_process import Chain, example
@@ -28,7 +27,7 @@ from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
 from blockflow.bench.options import parse_rounds, result_path
 from blockflow.bench.own_system import own_settings
-from blockflow.bench.pipeline_ways import block_names, task_name
+from blockflow.bench.pipeline_ways import block_names, run_many, task_name
 from blockflow.bench.results import (
     MORE_IS_BETTER,
     Figure,
@@ -37,7 +36,6 @@ from blockflow.bench.results import (
     latency_figure,
     make_command,
 )
-from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.bench.statistics import ratio_interval
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
@@ -151,16 +149,11 @@ def _one(
         x = example(infos[0].contract.input, rows)
         ways = {}
         for way in seats:
-            query = [Arrival(0, task_name(way), rows, None)]
-            ways[way] = partial(saturate, client, query, _always(x), 2 * plan.seats, plan.seconds)
+            ways[way] = partial(run_many, client, way, x, plan.seconds, 2 * plan.seats)
         found.rates[rows] = in_turn(ways, plan.rounds, advance, warm_up=1)
     loads = {way: partial(_load, system, chain, seats, way) for way in seats}
     found.loads = in_turn(loads, plan.loads, advance)
     return found
-
-
-def _always(x: Any) -> Callable[[Arrival], Any]:
-    return lambda _: x
 
 
 def _load(system: System, chain: Chain, seats: dict[str, int], way: str) -> float:

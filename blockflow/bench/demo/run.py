@@ -216,7 +216,8 @@ class Demo:
             server.note_processes()
             used = tuple(b if isinstance(b, str) else str(b["name"]) for b in topology["blocks"])
             state = blocks.state_bytes(repository, used)
-            memory = measure_memory(worker_pids(server.rest), state)
+            workers = server.rest.get("/v1/workers")["workers"]
+            memory = measure_memory([int(w["pid"]) for w in workers], state)
         return Deployment(name, used, tasks, joint, memory)
 
     def _report(self, outcome: Outcome) -> None:
@@ -309,8 +310,3 @@ def check_free(*ports: int) -> None:
 def apply(rest: Rest, topology: Mapping[str, Any]) -> None:
     """POST the system update and wait until it serves."""
     rest.post("/v1/system-update", topology, timeout_s=UPDATE_S)
-
-
-def worker_pids(rest: Rest) -> list[int]:
-    """Process ids of all workers, from the control plane's list."""
-    return [int(w["pid"]) for w in rest.get("/v1/workers")["workers"]]

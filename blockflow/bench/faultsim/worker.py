@@ -308,7 +308,7 @@ class SimWorker(SimProcess):
             ticket.source.release()
         self._deliver(batch, now)
         self._scheduler.done(batch, now)
-        if self.world.dies_after_output(self):
+        if self.world.faults.after_output(self):
             self.die(-9)
             return
         self._step(now)

@@ -240,10 +240,6 @@ class World:
             return BlockError("LOAD_FAILED", "the artifact does not load", where=worker.block)
         return None
 
-    def dies_after_output(self, worker: SimWorker) -> bool:
-        """Whether it is killed at this point."""
-        return self.faults.after_output(worker)
-
     def is_poison(self, number: int, block: str) -> bool:
         """Whether this request kills workers of that block."""
         asked = self.clients.requests.get(number)

@@ -91,13 +91,13 @@ class Measurer:
             "log_path": str(self._log),
         }
         self._socket: socket.socket | None = None
-        self._left = b""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
             self._child: Child = launcher.launch(ENTRY, spec, f"profile-{threads}")
             try:
                 self._socket = self._accept(listener)
+                self._lines = self._socket.makefile("rb")
                 self._hear(LOAD_S)
             except BaseException:
                 self.close()
@@ -140,6 +140,7 @@ class Measurer:
     def close(self) -> None:
         """End it. Idempotent."""
         if self._socket is not None:
+            self._lines.close()
             self._socket.close()
             self._socket = None
         # it has nothing to tidy up, and it may be in the middle of a long forward
@@ -170,21 +171,17 @@ class Measurer:
         return self._hear(timeout_s)
 
     def _hear(self, timeout_s: float) -> dict[str, Any]:
-        channel = self._socket
-        if channel is None:
+        if self._socket is None:
             raise self._ended()
-        channel.settimeout(timeout_s)
-        while b"\n" not in self._left:
-            try:
-                data = channel.recv(1 << 16)
-            except TimeoutError:
-                raise self._stuck(timeout_s) from None
-            except OSError:
-                data = b""
-            if not data or len(self._left) > _MAX_LINE:
-                raise self._ended()
-            self._left += data
-        line, _, self._left = self._left.partition(b"\n")
+        self._socket.settimeout(timeout_s)
+        try:
+            line = self._lines.readline(_MAX_LINE)
+        except TimeoutError:
+            raise self._stuck(timeout_s) from None
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise self._ended()
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
             raise from_dict(message["error"])

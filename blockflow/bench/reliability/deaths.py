@@ -24,7 +24,7 @@ from blockflow.bench.reliability.figures import counted, timed
 from blockflow.bench.reliability.possessions import Possessions, family, look, settled
 from blockflow.bench.results import Figure
 from blockflow.client import Client
-from blockflow.control.fleet import Crash, Life, Replica
+from blockflow.control.fleet import Crash, Life
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.lifecycle import State
@@ -211,7 +211,7 @@ def _successor(system: System, old: Mapping[str, Any], begin_ns: int) -> Death:
     realm = manager.brain.realm
 
     def settled() -> Death | None:
-        replica = _replica(system, old["name"])
+        replica = next(r for r in manager.brain.crew.fleet if r.name == old["name"])
         life, crash = replica.life, replica.crash
         if life.incarnation <= old["incarnation"] or life.state is not State.READY or not crash:
             return None
@@ -223,10 +223,6 @@ def _successor(system: System, old: Mapping[str, Any], begin_ns: int) -> Death:
     if found is None:
         raise BlockFlowError("TIMEOUT", f"{old['name']} was not replaced", where=old["name"])
     return found
-
-
-def _replica(system: System, name: str) -> Replica:
-    return next(r for r in system.manager.brain.crew.fleet if r.name == name)
 
 
 def _poison(system: System, client: Client, turn: int) -> tuple[bool, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blockflow.bench.passage import Passage
-from blockflow.bench.reliability.promises import COMMANDS, PROMISES, promise_grid
+from blockflow.bench.reliability.promises import PROMISES, promise_grid
 from blockflow.bench.results import Figure
 
 PAGE = "reliability.md"
@@ -22,8 +22,3 @@ def promise_table(stored: Mapping[str, Sequence[Figure]], provenance: Mapping[st
     used = dict.fromkeys(p.results for p in PROMISES if p.results in stored)
     notes = [f"<sub>{provenance[name]}</sub>" for name in used]
     return "\n\n".join([promise_grid(stored).markdown(), *notes])
-
-
-def result_names() -> list[str]:
-    """The result files that the promises look into."""
-    return list(COMMANDS)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from blockflow.bench.contenders import Model
-from blockflow.bench.grid import Grid
 from blockflow.bench.results import Figure
 from blockflow.bench.thesis.beside import THESIS_MODEL
 from blockflow.bench.thesis.experiment import (
@@ -130,21 +129,20 @@ def conclude(models: Sequence[tuple[list[Figure], str]], notes: Sequence[str]) -
         notes: of the measurement.
     """
     figures = [f for found, _ in models for f in found]
+    tables = [scenario_grid()]
+    for found, _ in models:
+        tables += [process_grid(found), *saving_grids(found)]
     said = [remarks(found) for found, _ in models]
     wrong = [f"not the thesis's: {line}" for line in mismatches(figures)]
     more = [line for lines in said for line in lines[1:]]
     return Findings(
         "; ".join(lines[0] for lines in said),
         figures,
-        [scenario_grid(), *(grid for found, _ in models for grid in _grids(found))],
+        tables,
         _plots([found for found, _ in models]),
         notes=list(dict.fromkeys([*more, *(fused for _, fused in models), *notes, *wrong])),
         failed=bool(wrong),
     )
-
-
-def _grids(found: Sequence[Figure]) -> list[Grid]:
-    return [process_grid(found), *saving_grids(found)]
 
 
 def _plots(models: Sequence[Sequence[Figure]]) -> list[Plot]:
