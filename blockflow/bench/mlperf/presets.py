@@ -42,14 +42,14 @@ def parse_weights(texts: Sequence[str]) -> dict[str, int]:
     for part in (p.strip() for text in texts for p in text.split(",")):
         name, sign, value = (p.strip() for p in part.partition("="))
         if not name:
-            raise _nonsense("a task's name is missing", "--task", "for example digit=2,parity=1")
+            raise nonsense("a task's name is missing", "--task", "for example digit=2,parity=1")
         if name in weights:
-            raise _nonsense(f"{name!r} stands twice", "--task")
+            raise nonsense(f"{name!r} stands twice", "--task")
         if sign and not (value.isdecimal() and 1 <= int(value) <= MAX_WEIGHT):
-            raise _nonsense(f"weight {value!r} is no whole number 1..{MAX_WEIGHT}", "--task")
+            raise nonsense(f"weight {value!r} is no whole number 1..{MAX_WEIGHT}", "--task")
         weights[name] = int(value) if sign else 1
     if not weights:
-        raise _nonsense("no task to ask for", "--task", "`blockflow tasks` lists them")
+        raise nonsense("no task to ask for", "--task", "`blockflow tasks` lists them")
     return weights
 
 
@@ -67,7 +67,7 @@ def per_task(text: str, tasks: Sequence[str], where: str) -> dict[str, str]:
     for part in text.split(","):
         name, sign, value = (p.strip() for p in part.partition("="))
         if not sign or not value or name in found:
-            raise _nonsense(f"{part.strip()!r} is not TASK=VALUE, once per task", where)
+            raise nonsense(f"{part.strip()!r} is not TASK=VALUE, once per task", where)
         if name not in tasks:
             raise RequestError(
                 "UNKNOWN_TASK",
@@ -90,9 +90,9 @@ def numbers(found: Mapping[str, str], where: str, above: float, below: float) ->
         try:
             value = float(text)
         except ValueError:
-            raise _nonsense(f"{text!r} is no number", f"{where} {task}") from None
+            raise nonsense(f"{text!r} is no number", f"{where} {task}") from None
         if not isfinite(value) or not above < value < below:
-            raise _nonsense(
+            raise nonsense(
                 f"{text} is not between {given(above)} and {given(below)}", f"{where} {task}"
             )
         out[task] = value
@@ -107,9 +107,5 @@ def presets(found: Mapping[str, str], where: str) -> dict[str, Preset]:
     """
     for name in found.values():
         if name not in PRESETS:
-            raise _nonsense(f"no preset {name!r}", where, f"known: {', '.join(PRESETS)}")
+            raise nonsense(f"no preset {name!r}", where, f"known: {', '.join(PRESETS)}")
     return {task: PRESETS[name] for task, name in found.items()}
-
-
-def _nonsense(message: str, where: str, hint: str = "") -> RequestError:
-    return nonsense(message, where, hint)
