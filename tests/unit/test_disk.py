@@ -80,14 +80,18 @@ def test_a_disk_that_answers_is_asked_whatever_else_is_under_way(silence: Silenc
 def test_one_that_is_known_to_be_silent_is_asked_nothing_until_it_answers(
     silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = Disk(Path("/mnt/blocks"))
-    timed_out(lambda: it.ask(silence, 0.0))
+    clock = SimpleNamespace(now=100.0)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "PATIENCE_S", 0.0)
+        patch.setattr(disk, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        it = Disk(Path("/mnt/blocks"))
+        timed_out(lambda: it.ask(silence, 0.0))
+        clock.now += disk.PATIENCE_S
         for _ in range(3):
             error = timed_out(lambda: it.ask(silence))
-        assert "the repository /mnt/blocks has not answered for " in error.message
+        assert "the repository /mnt/blocks has not answered for 8.0 s" in error.message
         assert silence.asked == 1
+        asked = [t for t in threading.enumerate() if t.name == "bf-disk"]
+        assert [t.daemon for t in asked] == [True], "a process may end that still waits"
         silence.over.set()
         answered()
         assert it.ask(silence, 30.0) == "there"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,14 @@ def test_it_says_which_numbers_are_in_use(world: World) -> None:
     world.die("a#0")  # the dead one's, too: the next life has not begun yet
     assert world.journal().highest() == known
     assert World().journal().highest() == {"incarnation": 0, "stage": 0, "epoch": 0}
+
+
+def test_a_policy_counts_where_its_replica_serves(world: World) -> None:
+    journal = world.journal()
+    policies = {"a": {"policy": "window"}, "b": {"policy": "none"}}
+    active = replace(journal.seats[0], policies=policies)
+    retiring = replace(active, role="retiring", policies={"c": {"policy": "window"}})
+    assert replace(journal, seats=(active, retiring)).with_policies() == {"a"}
 
 
 def test_what_is_written_is_read(world: World, tmp_path: Path) -> None:
@@ -87,7 +95,7 @@ def test_altered_anywhere_it_is_refused(written: bytes, tmp_path: Path) -> None:
 def test_what_is_no_journal_is_refused(written: bytes, tmp_path: Path) -> None:
     file = JournalFile(tmp_path)
     (tmp_path / NAME).unlink()
-    with pytest.raises(ValueError, match="there is no journal"):
+    with pytest.raises(ValueError, match="there is no journal: No such file"):
         file.read()
     (tmp_path / NAME).mkdir()
     with pytest.raises(ValueError, match="journal"):
@@ -124,17 +132,30 @@ def test_a_journal_that_cannot_be_written_is_none(
 
 @pytest.mark.parametrize(
     ("field", "odd"),
-    [("role", "chief"), ("state", "asleep"), ("pid", True), ("started", False), ("name", 7)],
+    [
+        *(("role", "chief"), ("state", "asleep"), ("pid", True), ("started", False), ("name", 7)),
+        *(("launch", {}), ("held", [True]), ("dead", ["7"]), ("costs", {"a": True})),
+    ],
 )
-def test_a_seat_that_cannot_be_is_refused(
+def test_what_is_of_another_kind_than_it_says_is_refused(
     world: World, tmp_path: Path, field: str, odd: object
 ) -> None:
     body = asdict(world.journal())
     seat = body["seats"][0]
-    (seat if field in seat else seat["life"])[field] = odd
+    places = (body, body["standing"], seat, seat["life"])
+    next(d for d in places if field in d)[field] = odd
     JournalFile(tmp_path).write(json.dumps(body))
     with pytest.raises(ValueError, match="says what cannot be"):
         JournalFile(tmp_path).read()
+
+
+def test_what_a_later_one_says_besides_is_refused(world: World) -> None:
+    body = asdict(world.journal())
+    for place in (body, body["standing"], body["seats"][0], body["seats"][0]["life"]):
+        place["more"] = 1
+        with pytest.raises(ValueError, match="other fields"):
+            Journal.from_dict(body)
+        del place["more"]
 
 
 def test_what_is_signed_and_yet_no_journal_is_refused(tmp_path: Path) -> None:

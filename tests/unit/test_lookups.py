@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -83,12 +84,20 @@ def fleet() -> Fleet:
     return cast(Fleet, SimpleNamespace(by_incarnation={7: replica}.get))
 
 
-def test_an_order_is_completed_at_once_by_a_disk_that_answers(shelf: Shelf) -> None:
-    shelf.may.set()
+def test_an_order_is_completed_at_once_by_a_disk_that_answers(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def awaited(answers: Any, patience_s: float) -> None:
+        shelf.may.set()
+        futures.wait(answers, patience_s)
+
+    monkeypatch.setattr(lookups, "wait", awaited)
     it = Lookups(shelf)
     for n in (1, 2):
+        shelf.may.clear()
         completed = it.launch(order(n))
         assert completed is not None and completed.spec == {"stages": ["known"]}
+    assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("impatient")

@@ -21,6 +21,11 @@ FLAGS, NUMBERS = (WAIT, DRY_RUN), (IF_EPOCH,)
         ("", {"wait": True, "dry_run": False}, {}),
         ("wait=False&if_epoch=0", {"wait": False, "dry_run": False}, {"if_epoch": 0}),
         ("if_epoch=17&dry_run=1", {"wait": True, "dry_run": True}, {"if_epoch": 17}),
+        (
+            "if_epoch=" + "9" * 18 + "&" * 31,
+            {"wait": True, "dry_run": False},
+            {"if_epoch": 10**18 - 1},
+        ),
     ],
 )
 def test_what_is_said_and_what_is_not(
@@ -30,7 +35,7 @@ def test_what_is_said_and_what_is_not(
 
 
 @pytest.mark.parametrize(
-    "value", ["-1", "", "true", "1.0", "9" * 19, "%D9%A3", "1&if_epoch=1", "1&x=1"]
+    "value", ["-1", "", "true", "1.0", "9" * 19, "%D9%A3", "1&if_epoch=1", "1&x=1", "1" + "&" * 32]
 )
 def test_an_epoch_is_a_number_that_is_said_once(value: str) -> None:
     with pytest.raises(RequestError) as e:
