@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,11 @@ def test_keys_need_a_token_and_the_token_needs_a_secret(ring: Keyring) -> None:
     auth = check_exposure(settings)
     assert auth is not None
     auth.check("Bearer " + ring.token_file.read_text().strip())
+    other = ring.folder / "other"
+    write_private(other, b"s" * 40)
+    named = check_exposure(replace(settings, token_file=other))
+    assert named is not None
+    named.check("Bearer " + "s" * 40)
     ring.token_file.write_text("")
     with refused():
         check_exposure(settings)
@@ -352,11 +358,11 @@ def test_a_state_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
-    if tmp_path.stat().st_uid:
-        with refused("STATE_UNUSABLE"):
-            check_state_dir(tmp_path)
-    else:
+    if tmp_path.stat().st_uid == 0:
         check_state_dir(tmp_path)  # root can do everything anyway
+        os.chown(tmp_path, os.geteuid() + 1, -1)
+    with refused("STATE_UNUSABLE"):
+        check_state_dir(tmp_path)
 
 
 def test_of_many_who_authorise_one_name_at_once_one_does(ring: Keyring) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
+from blockflow.control.rest import defects
 from blockflow.control.rest.defects import SPELL_S, WHOLE, Defects, Spell
 
 LOG = logging.getLogger("blockflow.rest")
@@ -19,24 +21,32 @@ def test_what_is_beyond_the_first_is_counted_and_told_with_the_next() -> None:
 
 
 def test_a_defect_has_its_traceback_and_a_flood_of_them_is_bounded(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    defects = Defects(LOG)
-    for _ in range(300):
+    now = [100.0]
+    monkeypatch.setattr(defects, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    told = Defects(LOG)
+    for n in range(301):
+        now[0] += SPELL_S * (n == 300)
         try:
             raise ZeroDivisionError("a real defect")
         except ZeroDivisionError:
-            defects.of_server("socket.error 8", logging.ERROR, True)
-    assert caplog.text.count("Traceback") == WHOLE
+            told.of_server("socket.error 8", logging.ERROR, True)
+    assert caplog.text.count("Traceback") == WHOLE + 1
     assert "ZeroDivisionError: a real defect" in caplog.text
-    assert caplog.messages[-1].startswith("further defects are not shown")
+    no_more, unseen = (
+        "further defects are not shown for up to 60 s",
+        "295 more defects were not shown",
+    )
+    assert caplog.messages == [*["socket.error 8"] * WHOLE, no_more, unseen, "socket.error 8"]
+    assert {r.levelno for r in caplog.records} == {logging.WARNING}
 
 
 def test_who_came_and_went_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "blockflow")
-    defects = Defects(LOG)
-    defects.of_server("a client was lost", logging.INFO)
+    told = Defects(LOG)
+    told.of_server("a client was lost")
     assert caplog.messages == []
-    defects.of_server("no more threads", logging.CRITICAL)
+    told.of_server("no more threads", logging.CRITICAL)
     assert caplog.messages == ["no more threads"]
     assert caplog.records[0].levelno == logging.WARNING
