@@ -239,9 +239,9 @@ def test_unfit_files_are_refused(
     pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
 ) -> None:
     certificate, key = pair
-    with refused("INVALID_REQUEST", "go together"):
+    with refused("INVALID_REQUEST", "go together (at --rest-key)"):
         check_tls(ControlSettings(rest_cert=certificate))
-    with refused("INVALID_REQUEST", "go together"):
+    with refused("INVALID_REQUEST", "go together (at --rest-cert)"):
         check_tls(ControlSettings(rest_key=key))
     with refused("UNAUTHORIZED", "cannot be opened"):
         tls_context(certificate, tmp_path / "none")
@@ -307,7 +307,10 @@ def test_a_renewed_pair_is_in_force_once_both_files_are_there(
 
 
 def test_a_successor_has_the_pair_in_force_unless_the_files_have_another(
-    pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
+    pair: tuple[Path, Path],
+    other: tuple[Path, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     certificate, key = (Path(shutil.copy(path, tmp_path)) for path in pair)
     settings = ControlSettings(rest_cert=certificate, rest_key=key)
@@ -315,6 +318,7 @@ def test_a_successor_has_the_pair_in_force_unless_the_files_have_another(
     kept._line = cast(Line, SimpleNamespace(keep=lambda name, fd: told.update({name: read(fd)})))
     first = check_tls(settings, kept)
     assert told == {CERTIFICATE: pair[0].read_bytes(), KEY: pair[1].read_bytes()}
+    assert caplog.messages == []
 
     with memory_files(told) as kept._fds:
         shutil.copy(other[1], key)  # the certificate has not been renewed yet

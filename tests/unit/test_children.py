@@ -33,11 +33,17 @@ class Slow(Launcher):
         self.error: Exception = SystemError_("INTERNAL", "the template process died")
         self.launched: list[str] = []
         self.logs: list[str] = []
+        self.tended = 0
         self._made: list[Child] = []
 
     def start(self) -> None: ...
 
-    def tend(self) -> None: ...
+    def tend(self) -> None:
+        self.tended += 1
+
+    @property
+    def template_pid(self) -> int:
+        return 7
 
     def launch(self, entry: str, spec: Mapping[str, Any], name: str) -> Child:
         raise AssertionError("who calls this waits")
@@ -291,6 +297,7 @@ def test_logs_are_bounded_at_each_launch_and_while_processes_run(
         f.truncate(logfiles.MOST_BYTES + 1)
     children.tend(0)
     assert logs[0].stat().st_size < logfiles.MOST_BYTES / 2
+    assert launcher.tended == 1 and children.template_pid == 7
 
 
 def test_who_has_ended_is_told_once_and_watched_no_more(
@@ -305,7 +312,7 @@ def test_who_has_ended_is_told_once_and_watched_no_more(
     poll = select.poll()
     children = Children(launcher, complete, poll, tmp_path, pytest.fail, no_kill)
     children.launch(order(1))
-    ready = [fd for fd, _ in poll.poll(0)]
+    ready = [-1, *(fd for fd, _ in poll.poll(0))]  # among those of others
     assert list(children.reap(ready)) == [Exited(1, -9)]
     assert poll.poll(0) == [] and len(children) == 0
     with pytest.raises(OSError):

@@ -202,10 +202,16 @@ def test_fresh_twice_keeps_both_and_nothing_of_an_empty_state(tmp_path: Path) ->
     assert kept() == list(range(5, KEPT + 5)), "none goes where none is added"
 
 
-def test_fresh_takes_an_unreadable_state(tmp_path: Path) -> None:
+def test_fresh_takes_an_unreadable_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path)
     for name in (CURRENT, PREVIOUS):
         (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setattr("blockflow.control.store.write_file", no_room)
+    with pytest.raises(SystemError_, match="NO_SPACE"):
+        StateStore.open_fresh(tmp_path)  # and gives the folder free
+    monkeypatch.undo()
+    for name in (CURRENT, PREVIOUS):
+        os.replace(tmp_path / f"discarded-1-{name}", tmp_path / name)
     with StateStore.open_fresh(tmp_path) as store:
         assert store.state.epoch == 0
     assert (tmp_path / f"discarded-1-{CURRENT}").read_bytes() == b"x"
@@ -255,8 +261,11 @@ def test_a_file_system_without_links_keeps_the_former_generation_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAT, and folders that a virtual machine's host shares with it."""
+    synced: list[int] = []
     monkeypatch.setattr(os, "link", unlinked)
+    monkeypatch.setattr(os, "fsync", synced.append)
     filled(tmp_path)
+    assert len(synced) == 6, "both files of the second, the folder each time, and the lock"
     (tmp_path / CURRENT).write_bytes(b"torn")
     with StateStore(tmp_path) as store:
         assert store.state.epoch == 1 and "previous generation" in store.warning

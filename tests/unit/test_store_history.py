@@ -30,11 +30,10 @@ def test_the_history_is_kept_and_bounded(tmp_path: Path) -> None:
 
 def test_a_history_of_large_updates_stays_small() -> None:
     state = StoredState()
-    for epoch in range(1, 6):
-        posted = {"text": "x" * (HISTORY_BYTES // 2)}
+    for epoch, kept in enumerate((1, 2, 1, 1), 1):
+        posted = {"text": "x" * (HISTORY_BYTES // 2 if epoch > 1 else 1)}
         state = state.committed(PastEpoch(epoch, "system-update", "", posted, {}), TOPOLOGY)
-        assert state.history[-1].epoch == epoch
-    assert len(state.history) == 1
+        assert (state.history[-1].epoch, len(state.history)) == (epoch, kept)
     told = state.to_dict()
     assert StoredState.from_dict(json.loads(json.dumps(told))) == state
     assert told["history"][0]["posted"] is state.posted  # a copy would take seconds
@@ -62,6 +61,11 @@ def test_a_new_folder_of_an_earlier_release() -> None:
     old = StoredState().to_dict()
     del old["next_epoch"], old["history"]
     assert StoredState.from_format_1(old) == StoredState()
+    first = old | {"epoch": 1, "topology": {}, "posted": {}}
+    assert [p.epoch for p in StoredState.from_format_1(first).history] == [1]
+    for odd in ({"epoch": "1"}, {"next_epoch": 2}, {"history": []}):
+        with pytest.raises(ValueError, match="later format" if "epoch" not in odd else "epoch is"):
+            StoredState.from_format_1(first | odd)
 
 
 @pytest.mark.parametrize("stored", [False, True])

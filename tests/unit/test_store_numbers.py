@@ -86,7 +86,7 @@ def test_numbers_that_are_in_use_are_skipped(root: Path) -> None:
     with StateStore(root) as store:
         before = store.state
         store.skip(incarnation=1, stage=1, epoch=1)
-        assert store.state == before
+        assert store.state == before and store.epoch_after(500) == 501
 
 
 # --- a disk that takes nothing more ---------------------------------------------------------------
@@ -112,7 +112,9 @@ def attending(root: Path, run_dir: Path) -> StateStore:
     return store
 
 
-def test_a_successor_on_a_full_disk_goes_on_with_what_is_left(root: Path, run_dir: Path) -> None:
+def test_a_successor_on_a_full_disk_goes_on_with_what_is_left(
+    root: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with attending(root, run_dir) as store:
         given = [store.take_incarnation() for _ in range(3)]
         stages = [store.take_stage()]
@@ -123,6 +125,7 @@ def test_a_successor_on_a_full_disk_goes_on_with_what_is_left(root: Path, run_di
                 stages.append(store.take_stage())
                 assert "numbers that were reserved" in store.warning
                 assert store.warning.count("reserved") == 1
+        assert caplog.text.count("were reserved before") == 3, "each says it once"
     assert given == list(range(given[0], given[0] + 9))  # and none is wasted
     assert stages == list(range(stages[0], stages[0] + 4))
     with attending(root, run_dir) as store:  # there is room again
@@ -228,9 +231,11 @@ def test_a_state_from_a_backup_gives_nothing_twice(root: Path, run_dir: Path) ->
     backup = (root / CURRENT).read_bytes()
     with attending(root, run_dir) as store:
         given = {store.take_incarnation(), store.take_stage()}
+        known = store.state
         for name in (CURRENT, PREVIOUS):
             (root / name).write_bytes(backup)
     with attending(root, run_dir) as store:
+        assert store.state == known, "and not more is passed over"
         assert min(store.take_incarnation(), store.take_stage()) > max(given)
 
 

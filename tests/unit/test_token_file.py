@@ -16,7 +16,7 @@ from blockflow.control.kept_secrets import KeptSecrets
 from blockflow.control.settings import ControlSettings
 from blockflow.core.errors import BlockFlowError
 from blockflow.launch.ward import Kept, Line, Ward
-from blockflow.tensormq.keys import Keyring
+from blockflow.tensormq.keys import SERVER_FILE, Keyring
 from blockflow.tensormq.private_files import write_private
 
 OLD, NEW = b"o" * 40, b"n" * 40
@@ -94,8 +94,9 @@ def test_a_token_in_force_needs_no_file_but_one_that_is_there_counts(tmp_path: P
     auth.check(bearer(OLD))
     assert told == []
     write_private(path, NEW)
-    TokenAuth(path, OLD, told.append).check(bearer(NEW))
-    assert told == [NEW]
+    for in_force in (OLD, NEW):
+        TokenAuth(path, in_force, told.append).check(bearer(NEW))
+        assert told == [NEW]
 
 
 # --- what a successor has of it -------------------------------------------------------------------
@@ -142,12 +143,14 @@ def test_a_successor_has_the_token_in_force(line: tuple[Line, Line], tmp_path: P
     ring.create()
     settings = ControlSettings(client_host="0.0.0.0", keys=ring.folder)
     token = ring.token_file.read_bytes().strip()
+    open_before = os.listdir("/proc/self/fd")
     first = check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 0)))
-    assert first is not None
+    assert first is not None and set(os.listdir("/proc/self/fd")) <= set(open_before)
     kept = handed_up(mine)
-    shutil.rmtree(ring.folder)  # the server's key as well
-    with refused():
-        check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 0)))
+    for lose in ((ring.folder / SERVER_FILE).unlink, lambda: shutil.rmtree(ring.folder)):
+        lose()
+        with refused():
+            check_exposure(settings, KeptSecrets(ward_of(theirs, {}, 0)))
     successor = check_exposure(settings, KeptSecrets(ward_of(theirs, kept, 1)))
     assert successor is not None
     for auth in (first, successor):
@@ -159,3 +162,12 @@ def test_a_successor_has_the_token_in_force(line: tuple[Line, Line], tmp_path: P
     (fd,) = [k.fd for k in kept.values()]
     assert not os.get_inheritable(fd) and os.fstat(fd).st_mode & 0o777 == 0o600
     os.close(fd)
+
+
+def test_what_can_be_read_once_only_is_not_read_again(
+    line: tuple[Line, Line], tmp_path: Path
+) -> None:
+    mine, theirs = line
+    os.mkfifo(tmp_path / "pipe")
+    KeptSecrets(ward_of(theirs, {}, 0)).keep_file("key", tmp_path / "pipe")
+    assert handed_up(mine) == {}
