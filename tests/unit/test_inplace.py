@@ -90,6 +90,16 @@ class InTheNextRound(nn.Module):
         return z
 
 
+class WithoutARound(nn.Module):
+    """What a round would make is the block's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for _ in range(int(x.min())):
+            y = y + 1
+        return y.mul_(0.5)
+
+
 class ByAMethod(nn.Module):
     def raised(self, x: Tensor) -> Tensor:
         return x.add_(1)
@@ -147,7 +157,7 @@ class OwnOnly(nn.Module):
 
 class Cloned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        x = x.clone()
+        x = torch.cat([x, x.clone()])
         if high(x):
             x.mul_(0.5)
         return x * 2
@@ -162,6 +172,7 @@ WRITE = [
     InAList,
     InADict,
     InTheNextRound,
+    WithoutARound,
     ByAMethod,
     IfThereIsOne,
     InItsState,
@@ -241,7 +252,7 @@ class Plainly(nn.Module):
         return x + 1
 
 
-@pytest.mark.parametrize("block", [Branches(False), Loops(), Foreign(), Plainly()])
+@pytest.mark.parametrize("block", [Branches(False), Loops(), Foreign(), Plainly(), AsStatistics()])
 def test_a_program_that_may_write_is_found(block: nn.Module) -> None:
     assert exported_may_write(exported(block))
 
