@@ -113,7 +113,7 @@ class Connections:
         there is none but new ones, whose handshake may be under way."""
         while self._silent:
             connection = next(iter(self._silent))
-            if not connection.spoken and now_ns - connection.since_ns < SPEAKS_NS:
+            if now_ns - connection.since_ns < SPEAKS_NS:
                 return None
             del self._silent[connection]
             if not connection.spoken:

@@ -71,6 +71,10 @@ def test_of_two_that_may_have_it_the_later_name_does() -> None:
     assert takes_over(name(2), second) and takes_over(name(3), second)
     book.all_read()
     assert takes_over(name(1), second)  # whoever is heard from now on has it
+    book.ended(FD)
+    third = book.began(FD, 102, 0)
+    third.belongs_to(b"mine")  # a name of its own says nothing of when it came
+    assert takes_over(b"mine", third) and not takes_over(b"other", third)
 
 
 def test_who_leaves_leaves_nothing_behind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,31 @@ def test_without_a_descriptor_to_look_with_it_is_told_later(
         assert [told.after(0.25) for _ in range(3)] == [1, 1, 1]
     assert told.after(0.25) == 2
     assert told.sent[-1].extra["events"]["defects"] == 1
+
+
+def test_samples_are_taken_at_the_pace_that_was_asked_for_last(
+    told: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float | None] = []
+    later = iter([0.0, 1e9, 1e-9, None])
+
+    def wait(timeout_s: float | None) -> bool:
+        """The first pause goes by; amid each further one something else is asked for."""
+        waited.append(timeout_s)
+        if len(waited) == 1:
+            return False
+        hz = next(later)
+        told.thread.close() if hz is None else told.thread.set_rate(hz)
+        return changed.pop()
+
+    changed: list[bool] = []
+    event = SimpleNamespace(wait=wait, set=lambda: changed.append(True), clear=lambda: None)
+    monkeypatch.setattr(told.thread, "_changed", event)
+    samples: list[object] = []
+    monkeypatch.setattr(told.thread, "_sample", samples.append)
+    told.thread._run()
+    assert waited == [1 / 4, 1 / 4, None, 1 / 50, 1 / 0.001]
+    assert len(samples) == 1 and changed == []
 
 
 def test_the_largest_sample_fits_a_message() -> None:

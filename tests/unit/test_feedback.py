@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recovery_rig import SECOND, World
 
-from blockflow.core.errors import RequestError
+from blockflow.core.errors import BlockError, RequestError
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.entry import Answer, Entry
 from blockflow.dispatcher.feedback import learn
@@ -43,6 +43,11 @@ def test_each_task_by_the_blocks_on_its_own_way() -> None:
         sender = entry.plan.incarnations[node]
         w.table.outcome(entry.ticket, 1, node, sender, Answer("", tuple(hops), 0))
     assert learnt(entry) == [("a", 11 + 22, 1100 + 2200), ("b", 11 + 33, 1100 + 3300)]
+    entry = w.admit("a", "b")
+    odd = BlockError("BLOCK_FAILED", "of one of them")
+    for node, outcome in zip(entry.plan.ends, (odd, Answer("", tuple(hops), 0)), strict=True):
+        w.table.outcome(entry.ticket, 1, node, entry.plan.incarnations[node], outcome)
+    assert learnt(entry) == [("b", 11 + 33, 1100 + 3300)]
 
 
 @pytest.mark.parametrize(
