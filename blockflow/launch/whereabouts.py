@@ -38,8 +38,9 @@ def lasting_imports(paths: Iterable[str]) -> list[str]:
 
 
 def _import_path(path: str, here: str) -> str:
-    relative = not os.path.isabs(path) and (not path or os.path.exists(path))
-    return os.path.join(here, path) if here and relative and path else path or here
+    if os.path.isabs(path) or not os.path.exists(path):
+        return path or here
+    return os.path.join(here, path)
 
 
 def working_directory() -> str:

@@ -33,6 +33,7 @@ def test_the_tightest_group_counts(root: Path) -> None:
     write(root.parent / "own", "1:cpu,cpuacct:/\n0::/service/unit\n")
     write(root / "service" / "cpu.max", "150000 100000\n")
     write(root / "service" / "unit" / "cpu.max", "max 100000\n")
+    write(root / "cpu.max", "400000 100000\n")
     write(root / "service" / "unit" / "memory.max", "max\n")
     write(root / "service" / "memory.max", f"{GIB}\n")
     write(root / "cpu,cpuacct" / "cpu.cfs_quota_us", "-1\n")

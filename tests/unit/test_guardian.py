@@ -299,6 +299,7 @@ def test_of_a_name_the_latest_descriptor_is_kept(it: Any) -> None:
     keep(it, TEMPLATE, os.getpid())
     assert it._kept[TEMPLATE].pid == os.getpid() and it._kept[TEMPLATE].started
     rest = keep(it, REST)
+    assert (it._kept[REST].pid, it._kept[REST].started) == (0, 0)
     fds = len(os.listdir("/proc/self/fd"))
     keep(it, TEMPLATE)
     assert len(os.listdir("/proc/self/fd")) == fds and is_open(rest)
@@ -309,7 +310,9 @@ def test_what_is_said_is_noted(it: Any) -> None:
     it.theirs.serving(4711)
     it.theirs.anew("torn")
     before = it._vigil.deadline()
-    it.theirs.alive(1)
+    for when in (1, S, 1 + S):  # of all of them no more than one a second is told
+        it.theirs.alive(when)
+        assert it._hear() and it._spoke_ns == (when if when != S else 1)
     assert it._hear() and it._served and it._took_over and it._client_port == 4711
     assert it._anew == "torn" and it._vigil.deadline() > before
     door = keep(it, REST)
@@ -322,7 +325,7 @@ def test_what_is_said_is_noted(it: Any) -> None:
 
 def test_the_dead_are_collected_and_told_of(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(it, TEMPLATE, os.getpid())
-    ends = iter([(os.getpid(), 9), (77, 256), (0, 0), (78, 0), (5, 15)])
+    ends = iter([(76, 0), (0, 0), (os.getpid(), 9), (77, 256), (0, 0), (78, 0), (5, 15)])
 
     def waitpid(_pid: int, _how: int) -> tuple[int, int]:
         try:
@@ -332,6 +335,7 @@ def test_the_dead_are_collected_and_told_of(it: Any, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(guardian.os, "waitpid", waitpid)
     it._manager = 5
+    assert it._reap() is None and TEMPLATE in it._kept and it.theirs.reaped(76, 0) == 0
     assert it._reap() is None and TEMPLATE not in it._kept
     assert [it.theirs.reaped(pid, 0) for pid in (os.getpid(), 77)] == [KILLED, 1]
     assert it._reap() == -signal.SIGTERM and it._manager == 0
