@@ -67,12 +67,15 @@ class Times:
 def test_starts_without_room_do_not_push_out_what_they_began_with(
     tmp_path: Path, error: BlockFlowError
 ) -> None:
-    times = Times(tmp_path)
+    times = Times(tmp_path, "a#0", "b#0")
     times.crash(1)
+    times.crew.fleet[1].crash = Crash(20, 0, "full", error, (), True)
+    times.book.take(times.crew, 20, 0)
     for incarnation in range(2, 12):
         times.crew.fleet[0].crash = Crash(incarnation, 0, "full", error, (), True)
         times.book.take(times.crew, incarnation, 0)
     later = CrashBook(tmp_path, lambda: times.now)
+    assert [c["incarnation"] for c in later.latest("b#0", 9 * SECOND)] == [20]
     assert [c["incarnation"] for c in later.latest("a#0", 9 * SECOND)] == [11, 1]
     times.crash(12)
     assert [c["incarnation"] for c in Times(tmp_path).book.latest("a#0", 9 * SECOND)] == [12, 11, 1]
@@ -97,6 +100,9 @@ def test_what_is_told_is_what_is_known_of_it(tmp_path: Path) -> None:
         (told,) = book.latest("a#0", 0)
         fields = {"incarnation": 5, "cause": "killed", "error": None, "work": [], "log": []}
         assert told == {"age_s": 0.0, **fields}
+    times.crew.fleet[0].crash = Crash(6, 0, "full", SystemError_("NO_SPACE", "full"), (), True)
+    times.book.take(times.crew, 6, 0)
+    assert [c["incarnation"] for c in times.book.latest("a#0", 0)] == [6, 5]
 
 
 def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockflow.control.rest.body import fields, parse_json
+from blockflow.control.rest.body import fields, parse_json, read_update
 from blockflow.control.rest.refusals import MOST_BYTES, error_text
+from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, SystemError_, TopologyError
 from blockflow.core.topology import parse_topology
 
@@ -62,6 +64,40 @@ def test_unknown_fields_are_counted_beyond_some() -> None:
     problems = e.value.details["problems"]
     assert len(problems) == 21 and problems[-1]["message"] == "and 980 more unknown fields"
     assert problems[0] == {"path": "$['0']", "message": "unknown field '0'"}
+
+
+def test_all_that_is_wrong_with_a_small_body_is_told() -> None:
+    required, optional = {"on": (bool,), "name": (str,)}, {"n": (int,), "x": (str,)}
+    with pytest.raises(SystemError_) as e:
+        fields([], [], required, optional)
+    assert (e.value.message, e.value.where) == ("expected a JSON object, got array", "$")
+    with pytest.raises(SystemError_) as e:
+        fields({"on": 1, "n": True, "x": None}, [], required, optional)
+    assert [(p["path"], p["message"]) for p in e.value.details["problems"]] == [
+        ("$.name", "required field is missing"),
+        ("$.on", "wrong type: number"),
+        ("$.n", "wrong type: boolean"),
+        ("$.x", "wrong type: null"),
+    ]
+    right = {"on": False, "name": "", "n": 0}
+    assert fields(right, [], required, optional) is right
+
+
+def test_a_file_is_read_as_what_is_posted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "t.json"
+    monkeypatch.setattr(limits, "MAX_REST_BODY_BYTES", 16)
+    for text, told in (
+        (None, "INVALID_REQUEST: cannot be read: No such file or directory"),
+        (TWICE, "BAD_BODY: $.a: 'a' stands twice"),
+        (TWICE + " ", "TOO_LARGE: more than 16 bytes"),
+    ):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(BlockFlowError) as e:
+            read_update(file)
+        assert str(e.value) == f"{told} (at {file})"
+    file.write_text('\ufeff{"a": 1}')
+    assert read_update(file) == {"a": 1}
 
 
 def test_what_is_left_out_is_counted_and_of_the_same_form() -> None:
