@@ -25,20 +25,17 @@ class Place:
     def __init__(self, root: Path, launcher: Launcher) -> None:
         self._root = root
         self._launcher = launcher
-        echo_repository(root / "blocks")
+        self.blocks = root / "blocks"
+        echo_repository(self.blocks)
 
     def system(self) -> System:
-        return idle_system(self._root / "blocks", self._root / "state", self._launcher)
+        return idle_system(self.blocks, self._root / "state", self._launcher)
 
-    def take_away(self, *, mount: bool = False) -> None:
-        (self._root / "blocks").rename(self._root / "away")
-        if mount:  # what is left of a mount
-            (self._root / "blocks").mkdir()
+    def take_away(self) -> None:
+        self.blocks.rename(self._root / "away")
 
     def bring_back(self) -> None:
-        if (self._root / "blocks").exists():
-            (self._root / "blocks").rmdir()
-        (self._root / "away").rename(self._root / "blocks")
+        (self._root / "away").rename(self.blocks)
 
 
 @pytest.fixture
@@ -57,9 +54,9 @@ def until(system: System, test: Callable[[dict[str, Any]], Any]) -> dict[str, An
     return status
 
 
-@pytest.mark.parametrize("mount", [False, True])
-def test_what_is_stored_is_deployed_when_the_repository_comes(place: Place, mount: bool) -> None:
-    place.take_away(mount=mount)
+def test_what_is_stored_is_deployed_when_the_repository_comes(place: Place) -> None:
+    place.take_away()
+    place.blocks.mkdir()  # what is left of a mount
     with place.system() as system:
         assert system.announcement()["state"] == "degraded"
         assert any("UNKNOWN_BLOCK" in r for r in system.status()["reasons"])

@@ -31,6 +31,7 @@ INF = float("inf")
         (torch.tensor([-1e5, 0.0]), torch.float16, None),
         (torch.tensor([[1e5, 0.0]]), torch.float16, None),
         (torch.tensor([[-1e5, -2e5]]), torch.float16, None),
+        (torch.tensor([[-1e5, -1e5]]), torch.float16, HALF.min),
         (torch.tensor([1e5]), torch.bfloat16, float(torch.tensor(1e5).bfloat16())),
     ],
 )

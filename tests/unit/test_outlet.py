@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,6 +142,32 @@ def test_a_terminal_that_is_stopped_goes_on_where_it_was() -> None:
     reader.close()
 
 
+def test_patience_is_spent_and_comes_back_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [100.0], list[int]()
+    monkeypatch.setattr(outlet, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    reader = Reader("pipe")
+    stream = Outlet(reader.number)
+
+    def nobody(timeout_ms: int) -> bool:
+        asked.append(timeout_ms)
+        now[0] += timeout_ms / 1000
+        return False
+
+    monkeypatch.setattr(stream, "_takes", nobody)
+    for pause_s, patience_ms in ((0.0, [500]), (2.5, [250]), (0.005, []), (99.0, [500])):
+        now[0] += pause_s
+        for _ in range(2):  # the first is torn amid its line, the other is not waited for
+            stream.write("y" * 5000 + "\n")
+        assert asked == patience_ms
+        asked.clear()
+        assert reader.read() == "y" * 4096
+        stream.write("after\n")
+        told = "\nblockflow: 2 lines are lost here: nobody has read this output\nafter\n"
+        assert reader.read() == told
+    stream._release()
+    reader.close()
+
+
 def test_a_slow_reader_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is let go when something is read."""
     reader = Reader("pipe")
@@ -214,3 +241,12 @@ def test_what_is_no_file_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     wait_for_nobody()
     assert sys.stderr is mine and handler.stream is mine
+    other = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", other)
+    handlers = [handler, logging.NullHandler(), logging.StreamHandler(other)]
+    monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
+    monkeypatch.setattr(outlet, "_may_block", lambda stream, number: number == 2)
+    wait_for_nobody()  # though the first of them stays
+    assert isinstance(sys.stderr, Outlet) and handler.stream is sys.stderr
+    assert sys.stdout is other and handlers[2].stream is other
+    sys.stderr._release()

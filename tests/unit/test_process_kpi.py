@@ -194,6 +194,10 @@ def test_without_a_descriptor_to_look_with_the_last_figures_stand(
 
         monkeypatch.setattr(machine.process, "num_fds", none)
 
+    assert known.cpu_mhz > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(process_kpi.psutil, "cpu_freq", no_descriptor)
+        assert sampler.sample(3600 * SECOND).cpu_mhz == known.cpu_mhz
     refuse(errno.EMFILE)
     told = sampler.sample(2 * SECOND, arena_used=5)
     assert (told.rss, told.fds, told.arena_used) == (known.rss, known.fds, 5)

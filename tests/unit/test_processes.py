@@ -189,6 +189,8 @@ def test_of_a_dead_or_closed_child_nothing_is_asked() -> None:
 def test_a_template_of_a_former_manager_is_killed_and_waited_for() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         began = start_time(process.pid)
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+        assert up_s - 60 < began / os.sysconf("SC_CLK_TCK") < up_s + 1
         another, found = Inherited(process.pid, began + 1), Inherited(process.pid, began)
         try:
             another.kill()

@@ -92,6 +92,14 @@ def test_a_refused_engine_is_no_candidate() -> None:
 def test_options_and_names_are_checked() -> None:
     assert parse_option("memory_format=channels_last") == ("memory_format", "channels_last")
     assert parse_option("spin=true") == ("spin", True)
+    for python, json in (("True", "true"), ("None", "null"), ("-inf", "-Infinity")):
+        with pytest.raises(RequestError, match=f"{python} is Python's, not JSON's") as e:
+            parse_option(f"spin={python}")
+        assert (e.value.where, e.value.hint) == (
+            "--option spin",
+            f"write {json}; if the string is meant, '\"{python}\"'",
+        )
+    assert parse_option('spin="True"') == ("spin", "True")
     for wrong in ("x", "=1", "x="):
         with pytest.raises(RequestError):
             parse_option(wrong)

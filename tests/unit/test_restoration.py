@@ -106,12 +106,16 @@ def test_what_is_there_is_deployed_at_once_or_not_at_all() -> None:
     assert it.told() == [f"3: {UNFIT.message}"] and not it.pauses
 
 
-@pytest.mark.parametrize("folder", ["", "away"])
-def test_a_folder_may_be_away_and_a_block_is_missing(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "away"), [("", False), ("gone", True), ("mount", True)])
+def test_a_folder_may_be_away_and_a_block_is_missing(
+    folder: str, away: bool, tmp_path: Path
+) -> None:
+    """What is left of a mount is an empty one."""
     echo_repository(tmp_path)
+    (tmp_path / "mount").mkdir()
     it = Restored()
     it.settings.repository = tmp_path / folder
-    assert len(it.told()) == 1 and bool(it.pauses) == (folder == "away")
+    assert len(it.told()) == 1 and bool(it.pauses) == away
 
 
 def test_what_is_away_is_awaited_ever_less_often() -> None:
