@@ -60,7 +60,7 @@ class NumbersFile:
         except OSError:
             return {}
         body = raw[: _BODY.size]
-        if len(body) < _BODY.size or raw != body + _CHECK.pack(zlib.crc32(body)):
+        if raw != body + _CHECK.pack(zlib.crc32(body)):
             return {}
         magic, *numbers = _BODY.unpack(body)
         if magic != _MAGIC:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from control_rig import World, echo_repository
 
-from blockflow.control.accept import Acceptance
+from blockflow.control.accept import Acceptance, stored_lookup
 from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
-from blockflow.core.errors import Problem, TopologyError
+from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.topology import Topology
 
 CHAIN = {"policy": "dvabatch", "stages": "auto"}
@@ -69,3 +69,19 @@ def test_what_is_right_is_taken_as_it_is(acceptance: Acceptance) -> None:
     assert not topology.oversubscribe and list(topology.blocks) == list("abcd")
     again = acceptance.parse(topology.extended())
     assert again.digests() == topology.digests() and again.to_dict() == topology.to_dict()
+
+
+def test_a_stored_topology_means_its_artifacts_as_long_as_they_are_there(tmp_path: Path) -> None:
+    repository = echo_repository(tmp_path)
+    now = {name: repository.info(name) for name in "ab"}
+    digests, notes = {"a": now["a"].digest, "b": "0" * 64, "none": "0" * 64}, list[str]()
+    lookup = stored_lookup(repository, digests, notes)
+    assert lookup("a").digest == now["a"].digest and lookup("c") == repository.info("c")
+    assert notes == []
+    assert lookup("b") == now["b"]
+    assert notes == [
+        "block b: the artifact 000000000000 that was in force is gone; "
+        f"version {now['b'].version} ({now['b'].digest[:12]}) runs instead"
+    ]
+    with pytest.raises(RepositoryError, match="UNKNOWN_BLOCK"):
+        lookup("none")

@@ -81,16 +81,19 @@ def test_an_update_is_refused_at_the_device(
 ) -> None:
     check = engine_check(BlockRepository(tmp_path), set())
 
-    def said(device: str) -> list[tuple[str, str]]:
-        return [(p.path, p.message) for p in check(BlockSpec(name="b", device=device), BLOCK, "$")]
+    def said(device: str) -> list[tuple[str, str, str]]:
+        found = check(BlockSpec(name="b", device=device), BLOCK, "$")
+        return [(p.path, p.message, p.hint) for p in found]
 
     monkeypatch.setenv(DOUBLE_ENV, str(tmp_path))
     assert said("cuda:1") == []
-    ((path, message),) = said("cuda:2")
+    ((path, message, hint),) = said("cuda:2")
+    assert hint == "place the block on one of these, or on cpu"
     assert path == "$.device" and "UNSUPPORTED_ENGINE" in message and DOUBLE_ENV in message
     monkeypatch.delenv(DOUBLE_ENV)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    ((path, message),) = said("cuda:0")
+    ((path, message, hint),) = said("cuda:0")
+    assert hint == "use cpu"
     assert path == "$.device" and "no CUDA device" in message
     assert said("cpu") == []
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockflow.control.engines import engine_check
+from blockflow.control.engines import engine_check, lost_artifact
 from blockflow.core.engines import misfits, select
 from blockflow.core.errors import BlockError, SystemError_
 from blockflow.core.specs import BlockSpec
@@ -27,7 +27,9 @@ from tests.unit.test_engines import BARE, FULL, SPEC
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_a_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, engine, None)  # as if it were not installed
     with pytest.raises(SystemError_) as e:
         create_engine(FULL, EngineOptions(), engine)
@@ -35,6 +37,9 @@ def test_a_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) 
     assert e.value.hint == f"pip install 'blockflow[{engine}]'"
     found = host_misfit(FULL, select(FULL, engine))
     assert found is not None and found.code == "MISSING_EXTRA"
+    check = engine_check(BlockRepository(tmp_path), {FULL.digest})
+    (problem,) = check(BlockSpec(name="b", engine=engine), FULL, "$.blocks[0]")
+    assert (problem.path, problem.code) == ("$.blocks[0].engine", "MISSING_EXTRA")
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,11 @@ def test_an_altered_variant_is_found_before_a_worker_starts(tmp_path: Path) -> N
     assert problem.path == "$.blocks[0].engine" and "DIGEST_MISMATCH" in problem.message
     # what a live worker runs has been seen
     assert list(engine_check(repository, {info.digest})(spec, info, "$.blocks[0]")) == []
+    assert lost_artifact(repository, spec, info) == ""
+    (tmp_path / "b" / info.variants["onnx"].file).unlink()
+    lost = lost_artifact(repository, spec, info)
+    assert lost.startswith("block b: a worker that ends cannot be replaced: ") and " -- " in lost
+    assert lost_artifact(repository, BlockSpec(name="b"), info) == ""
 
 
 def test_an_update_with_a_refused_engine_is_refused(tmp_path: Path) -> None:

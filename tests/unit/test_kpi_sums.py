@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import control_rig
 from control_rig import World
 
-from blockflow.control.kpis import PROCESS_SUMS, SUMS, KpiBook, aggregate, totals
+from blockflow.control.kpis import PROCESS_SUMS, SUMS, KpiBook, aggregate, plain, totals
 from blockflow.control.views import Views
 from blockflow.core.metrics import ProcessKpi, StageKpi
 from blockflow.wire.control import Stats
@@ -50,6 +51,15 @@ def test_times_of_replicas_are_weighted_or_the_worst() -> None:
         "sum_ms": 32.0,
     }
     assert (out["overhead"]["mean_ms"], out["compute"]["mean_ms"]) == (2.0, 10.0)
+    for odd in (True, math.inf, math.nan, "9", None):  # a process's odd figure is none
+        out = aggregate([{"wait": ONE}, {"wait": MORE | {"p50_ms": odd, "max_ms": odd}}])
+        assert (out["wait"]["p50_ms"], out["wait"]["max_ms"]) == (0.25, 40.0)
+
+
+def test_what_json_cannot_carry_is_left_out() -> None:
+    given = {1: [math.inf, (2, 0.5), {"a": object()}], "b": True, "c": None, "d": "x"}
+    assert plain(given) == {"1": [None, [2, 0.5], {"a": None}], "b": True, "c": None, "d": "x"}
+    assert plain([[{"a": [1]}]], 3) == [[{"a": None}]]
 
 
 def test_totals_are_of_all_living_processes_the_dispatcher_among_them(world: World) -> None:

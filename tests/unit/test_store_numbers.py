@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -239,7 +240,9 @@ def test_a_state_from_a_backup_gives_nothing_twice(root: Path, run_dir: Path) ->
         assert min(store.take_incarnation(), store.take_stage()) > max(given)
 
 
-@pytest.mark.parametrize("wreck", ["missing", "empty", "torn", "altered", "longer", "link"])
+@pytest.mark.parametrize(
+    "wreck", ["missing", "empty", "torn", "altered", "longer", "another's", "link"]
+)
 def test_numbers_that_cannot_be_read_are_not_guessed(root: Path, run_dir: Path, wreck: str) -> None:
     with attending(root, run_dir) as store:
         store.take_incarnation()
@@ -250,7 +253,9 @@ def test_numbers_that_cannot_be_read_are_not_guessed(root: Path, run_dir: Path, 
         (run_dir / "other").write_bytes(raw)
         path.symlink_to(run_dir / "other")
     elif wreck != "missing":
+        foreign = b"another" + raw[7:-4]
         altered = {"empty": b"", "torn": raw[:-1], "longer": raw + b"x"}
+        altered["another's"] = foreign + numbers._CHECK.pack(zlib.crc32(foreign))
         path.write_bytes(altered.get(wreck, raw[:20] + bytes([raw[20] ^ 1]) + raw[21:]))
     assert NumbersFile(run_dir).read() == {}
     with full(), attending(root, run_dir) as store, pytest.raises(SystemError_):
