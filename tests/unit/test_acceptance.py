@@ -14,6 +14,7 @@ from blockflow.control.manager import Manager
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.topology import Topology
+from blockflow.repository.repository import BlockRepository
 
 CHAIN = {"policy": "dvabatch", "stages": "auto"}
 CROWDED = [{"name": "b", "threads": 2}, {"name": "c", "threads": 2}]
@@ -69,6 +70,25 @@ def test_what_is_right_is_taken_as_it_is(acceptance: Acceptance) -> None:
     assert not topology.oversubscribe and list(topology.blocks) == list("abcd")
     again = acceptance.parse(topology.extended())
     assert again.digests() == topology.digests() and again.to_dict() == topology.to_dict()
+
+
+def test_what_no_worker_has_loaded_is_looked_at_now(acceptance: Acceptance, tmp_path: Path) -> None:
+    repository = BlockRepository(tmp_path)
+    info = repository.info("a")
+    (artifact,) = [p for p in (tmp_path / "a").iterdir() if not p.name.startswith("manifest")]
+    artifact.write_bytes(b"altered")
+    stage = SimpleNamespace(info=info)
+    replica = SimpleNamespace(wanted=True, spec=SimpleNamespace(stages=[stage]))
+    brain = acceptance._manager.brain
+    crew = SimpleNamespace(fleet=SimpleNamespace(active=lambda: [replica]))
+    acceptance._manager.brain = cast(Any, SimpleNamespace(crew=crew, realm=brain.realm))
+    assert acceptance.parse(body("a", "b", "c", "d")).infos["a"] == info
+    replica.wanted = False
+    found = refused(acceptance, body("a", "b", "c", "d"))
+    assert found.keys() == {"$.blocks[0]"} and "DIGEST_MISMATCH" in found["$.blocks[0]"]
+    with pytest.raises(TopologyError) as e:
+        acceptance.parse(body("a", "b", "c", "d"), digests={"b": "0" * 64})
+    assert [p.path for p in e.value.problems] == ["$.blocks[0]", "$.blocks[1]"]
 
 
 def test_a_stored_topology_means_its_artifacts_as_long_as_they_are_there(tmp_path: Path) -> None:

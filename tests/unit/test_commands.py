@@ -210,7 +210,12 @@ def test_an_error_is_told_by_who_waited_for_the_end_or_where_it_was_over_at_once
 def test_what_is_not_there_is_not_found(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w.commands, "updates", lambda: [{"id": 8}])
     assert w.commands.update(8) == {"id": 8}
-    for number, told in ((6, "no update 6 any more"), (7, "no update 7 --"), (0, "no update 0 --")):
+    for number, told in (
+        (1, "no update 1 any more"),
+        (6, "no update 6 any more"),
+        (7, "no update 7 --"),
+        (0, "no update 0 --"),
+    ):
         with pytest.raises(SystemError_, match=f"NOT_FOUND: {told}"):
             w.commands.update(number)
     with pytest.raises(SystemError_, match="NOT_FOUND: no worker 'c#0'"):

@@ -24,6 +24,7 @@ from blockflow.control.stored import StoredState
 from blockflow.control.system import rehearsals_of
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.scarcity import is_away
+from blockflow.core.specs import BlockSpec
 from blockflow.core.topology import Topology
 from blockflow.launch.preload import REHEARSAL
 from blockflow.repository.repository import BlockRepository
@@ -175,6 +176,19 @@ def test_up_says_that_it_does_not_answer(
     monkeypatch.setattr(disk, "GLANCE_S", 0.0)
     look_at(Path("/mnt/blocks"))
     assert "TIMEOUT: the repository /mnt/blocks has not answered for" in capsys.readouterr().err
+
+
+def test_what_is_stored_is_told_with_what_cannot_be_read_of_it(tmp_path: Path) -> None:
+    repository = echo_repository(tmp_path)
+    (tmp_path / "b" / "manifest.json").write_text("torn")
+    it = Stock(repository, ProfileShelf(tmp_path))
+    a, b, *_ = it.blocks()
+    assert (a["name"], a["versions"], "error" in a) == ("a", ["1"], False)
+    assert (b["name"], b["error"]["code"]) == ("b", "CORRUPT_MANIFEST")
+    pairs = ("a", a["digest"]), ("a", "0" * 64), ("b", "0" * 64)
+    assert it.gone(pairs) == set(pairs[1:])
+    info = repository.info("a")
+    assert it.profile(BlockSpec(name="a"), info)["fresh"] is False
 
 
 def test_what_is_stored_is_deployed_when_it_answers(

@@ -175,6 +175,12 @@ def test_a_socket_file_that_was_removed_is_missed_after_a_second(rig: Rig, tmp_p
     rig.life("b#0").endpoint = f"ipc://{tmp_path}/gone/x.sock"  # a successor would fare no better
     rig.tick(2)
     assert [i for i, *_ in rig.tick(2)] == [incarnation]
+    rig.life("a#0").endpoint, b = "", rig.life("b#0")
+    b.endpoint = f"ipc://{tmp_path}/removed"
+    rig.tick(2)
+    assert [i for i, *_ in rig.tick(2)] == [b.incarnation]
+    b.reaped = True
+    assert rig.tick(2) == []
 
 
 def test_who_has_no_process_yet_or_is_told_to_end_is_not_judged(rig: Rig) -> None:

@@ -165,6 +165,7 @@ def test_a_broken_current_does_not_push_out_the_good_previous(tmp_path: Path) ->
     filled(tmp_path)
     (tmp_path / CURRENT).write_bytes(b"torn")
     with StateStore(tmp_path) as store:
+        assert "cannot be used (not valid JSON (torn or altered));" in store.warning
         store.commit(5, {}, TOPOLOGY)
     assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 1
     with StateStore(tmp_path) as store:

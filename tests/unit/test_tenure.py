@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from control_rig import World
 
 from blockflow.control.events import Exited
+from blockflow.control.journal import NAME, JournalFile
 from blockflow.control.manager import Manager
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.launch.ward import Ward
@@ -25,6 +28,8 @@ def test_who_has_no_guardian_is_told_once(tmp_path: Path, lost: str) -> None:
         (tmp_path / name).touch()
     told: list[str] = []
     tenure = Tenure(None, tmp_path, told.append)
+    tenure.record(World().up().brain.realm)
+    assert tenure.warning == "" and not (tmp_path / NAME).exists()
     tenure.attend(SECOND_NS)
     (tmp_path / lost).unlink()
     tenure.attend(SECOND_NS + 1)  # it looks once a second
@@ -32,6 +37,34 @@ def test_who_has_no_guardian_is_told_once(tmp_path: Path, lost: str) -> None:
     for seconds in (3, 5, 7):
         tenure.attend(seconds * SECOND_NS)
     assert len(told) == 1 and lost in told[0] and "anew" in told[0]
+
+
+def test_a_guardian_is_told_that_all_is_to_be_made_anew_and_this_manager_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / LOCK_NAME).touch()
+    (tmp_path / CONTROL_SOCKET).touch()
+    said: list[int | str] = []
+    line = SimpleNamespace(alive=said.append, anew=said.append)
+    ward = cast(Ward, SimpleNamespace(line=line))
+    tenure = Tenure(ward, tmp_path, pytest.fail)
+    tenure.record(World().up().brain.realm)
+    assert JournalFile(tmp_path).read().epoch == 0 and tenure.warning == ""
+    (tmp_path / f".{NAME}.new").unlink()
+    (tmp_path / f".{NAME}.new").mkdir()
+    world = World().up()
+    world.brain.monitor(2.0)
+    tenure.record(world.brain.realm)
+    assert "the journal cannot be written" in tenure.warning
+    for when in (SECOND_NS, SECOND_NS + 1):
+        tenure.attend(when)
+    assert said == [SECOND_NS, SECOND_NS + 1], "however seldom it looks"
+    (tmp_path / LOCK_NAME).unlink()
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as e:
+        tenure.attend(3 * SECOND_NS)
+    assert e.value.code == 1
+    assert said[3:] == [f"somebody has removed {LOCK_NAME} from the run directory {tmp_path}"]
 
 
 def test_a_look_that_fails_proves_nothing(tmp_path: Path) -> None:

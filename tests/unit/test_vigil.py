@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blockflow.control.vigil import Vigil, VigilPolicy
+from blockflow.control.vigil import Vigil, VigilPolicy, gone_since
 from blockflow.launch.vitals import Vitals
 
 S = 1_000_000_000
@@ -112,3 +112,10 @@ def test_one_that_sleeps_since_its_last_sign_is_asleep_however_busy_it_was_befor
     found = killed(lambda since: spinning(min(since, 20 * S)), 60, until=20, signs=5.0)
     assert found is not None and "asleep" in found[1]
     assert found[0] - 20 <= POLICY.asleep + 2 * POLICY.look
+
+
+def test_nobody_was_there_from_the_end_on_or_from_a_long_silence() -> None:
+    spoke, prompt = 100_000_000_000, 2_000_000_000
+    assert gone_since(spoke, spoke + prompt) == spoke + prompt
+    assert gone_since(spoke, spoke + prompt + 1) == spoke
+    assert gone_since(0, spoke) == spoke
