@@ -212,7 +212,7 @@ def path_text(task: Doc) -> str:
 def recent_mean(kpi: Doc, before: Doc | None, name: str) -> float | None:
     """Mean in ms of one time over what happened since ``before``; since the start without it."""
     now = part(kpi, name)
-    if before is None or not before:
+    if not before:
         return now.get("mean_ms") if now.get("count") else None
     return _mean_since(now, part(before, name), "sum_ms", "count")
 
@@ -240,7 +240,7 @@ def _less(kpi: Doc, lost: list[Doc]) -> Doc:
 
 def recent_batch(kpi: Doc, before: Doc | None) -> float | None:
     """Mean rows per batch, as :func:`recent_mean`."""
-    if before is None or not before:
+    if not before:
         return kpi.get("mean_batch_rows") if kpi.get("batches") else None
     return _mean_since(_all_rows(kpi), _all_rows(before), "rows", "batches")
 

@@ -46,6 +46,8 @@ def test_a_process_that_starts_while_others_are_heard_is_known() -> None:
                 for n in (1, 2)
             ]
             controller.admit(1)
+            for odd in ([hello(2)], [b"torn"], [hello(1), b""]):  # one speaks for another, ...
+                sockets[0].send_multipart(odd)
             sockets[0].send(hello(1))
             assert reading.wait(WAIT_S)
             # Its thread is at the first one's message: the second one is launched, and quick.
@@ -55,6 +57,7 @@ def test_a_process_that_starts_while_others_are_heard_is_known() -> None:
             go_on.set()
             assert both.wait(WAIT_S), controller.counters
             assert heard == [1, 2] and controller.counters.unknown == 0
+            assert (controller.counters.received, controller.counters.malformed) == (5, 3)
         finally:
             go_on.set()
             for socket in sockets:

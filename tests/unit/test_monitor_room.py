@@ -93,6 +93,9 @@ def test_processes_and_blocks_are_ordered_too(crowded: dict[str, Any]) -> None:
     assert blocks.rows[0][0] == crowded["blocks"][2]["name"]
     assert [row[0] for row in processes.rows[:2]] == [crowded["workers"][0]["name"], "dispatcher"]
     assert len(processes.rows) < len(process_grid(crowded).rows)
+    blocks = busiest(crowded, None, None)[0]  # those that fit stay where they are
+    assert [row[0] for row in blocks.rows] == [b["name"] for b in crowded["blocks"]]
+    assert "busiest" not in blocks.title
 
 
 def test_figures_that_are_missing_are_not_busy(crowded: dict[str, Any]) -> None:
