@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from blockflow.control import logfiles
 from blockflow.control.children import Children
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
+from blockflow.control.fleet import Life
 from blockflow.control.memory import Shortage, starved
 from blockflow.core.errors import RepositoryError, SystemError_
 from blockflow.core.scarcity import AWAY
@@ -197,8 +199,10 @@ def test_an_order_that_cannot_be_completed_yet_waits_and_keeps_up_no_other(
     lacking.discard(1)
     launcher.ready = False
     asked.clear()
-    assert list(children.go_on()) == [] and list(children.go_on()) == []
-    assert asked == [1, 2], "what is complete is not completed again while it waits"
+    assert list(children.go_on()) == [] and asked == [1, 2], "both wait for the launcher now"
+    assert list(children.go_on()) == [] and asked == [1, 2], (
+        "what is complete is not completed again while it waits"
+    )
     launcher.ready = True
     assert list(children.go_on()) == [born(1), born(2)]
     assert launcher.logs == ["x"] * 3 and children.deadline(5) is None
@@ -206,7 +210,7 @@ def test_an_order_that_cannot_be_completed_yet_waits_and_keeps_up_no_other(
 
 def test_a_defect_while_an_order_is_completed_ends_its_life(launcher: Slow, tmp_path: Path) -> None:
     away = RepositoryError("UNKNOWN_BLOCK", "no block", details={AWAY: True})
-    answers: list[Launch | Exception | None] = [None, OSError("a failing disk"), away, None]
+    answers: list[Launch | Exception | None] = [None, OSError("a failing disk"), None, away, None]
 
     def completed(launch: Launch) -> Launch | None:
         answer = answers.pop(0)
@@ -219,7 +223,8 @@ def test_a_defect_while_an_order_is_completed_ends_its_life(launcher: Slow, tmp_
     (failed,) = children.go_on()
     assert isinstance(failed, LaunchFailed) and failed.error.code == "INTERNAL"
     assert "OSError: a failing disk" in failed.error.message and len(children) == 0
-    assert children.launch(order(1)) == LaunchFailed(1, away)
+    assert children.launch(order(1)) is None
+    assert list(children.go_on()) == [LaunchFailed(1, away)] and len(children) == 0
     assert children.launch(order(2)) is None
     children.kill_all(1.0)
     assert len(children) == 0
@@ -238,15 +243,16 @@ def test_who_was_never_heard_of_ends_when_it_is_killed(children: Children) -> No
     [
         (-9, True, "NO_SPACE"),
         (-9, False, "INTERNAL"),
+        (-9, None, "INTERNAL"),
         (-11, True, "INTERNAL"),
         (None, True, "INTERNAL"),
     ],
 )
 def test_a_template_that_the_kernel_has_killed_for_memory_is_want_of_room(
-    launcher: Slow, tmp_path: Path, status: int | None, own: bool, code: str
+    launcher: Slow, tmp_path: Path, status: int | None, own: bool | None, code: str
 ) -> None:
     """A crash it would be for good, if it came five times in a minute."""
-    shortage = Shortage(150 << 20, own)
+    shortage = None if own is None else Shortage(150 << 20, own)
     children = Children(
         launcher, complete, select.poll(), tmp_path, pytest.fail, lambda _: shortage
     )
@@ -258,6 +264,18 @@ def test_a_template_that_the_kernel_has_killed_for_memory_is_want_of_room(
         assert str(failed.error).startswith(
             "NO_SPACE: the template process died: killed by SIGKILL: out of memory (limit 150 MiB)"
         )
+
+
+def test_no_more_are_launched_than_descriptors_are_enough_for(
+    children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32 + 8 + 8 + 7, 99))
+    assert [children.launch(order(n)) for n in (1, 2)] == [None, None]
+    failed = children.launch(order(3))
+    assert isinstance(failed, LaunchFailed) and failed.error.code == "NO_SPACE"
+    assert failed.error.message.startswith("2 processes are all that 55 file descriptors")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert children.launch(order(4)) is None
 
 
 def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher: Slow) -> None:
@@ -305,13 +323,25 @@ def test_who_has_ended_is_told_once_and_watched_no_more(
 ) -> None:
     ended, end = os.pipe()
     os.close(end)  # as the descriptor of a process that is gone it is ready from now on
+    killed: list[int] = []
     child = SimpleNamespace(
-        pid=os.getpid(), pidfd=ended, poll=lambda: -9, close=lambda: os.close(ended)
+        pid=os.getpid(),
+        pidfd=ended,
+        poll=lambda: -9,
+        kill=lambda: killed.append(1),
+        close=lambda: os.close(ended),
     )
-    monkeypatch.setattr(launcher, "attempt", lambda entry, spec, name: child)
+    adopted: list[Any] = [-11, child]
+    monkeypatch.setattr(launcher, "adopt", lambda name, pid, started: adopted.pop(0))
     poll = select.poll()
     children = Children(launcher, complete, poll, tmp_path, pytest.fail, no_kill)
-    children.launch(order(1))
+    former = [
+        cast(Life, SimpleNamespace(name="w", incarnation=n, pid=n, started=0)) for n in (7, 1)
+    ]
+    assert [children.adopt(life, "") for life in former] == [Exited(7, -11), None]
+    children.kill(Kill(7))  # its end was told
+    children.kill(Kill(1))
+    assert killed == [1] and children.pids() == {os.getpid()} and children.deadline(0) is None
     ready = [-1, *(fd for fd, _ in poll.poll(0))]  # among those of others
     assert list(children.reap(ready)) == [Exited(1, -9)]
     assert poll.poll(0) == [] and len(children) == 0

@@ -241,10 +241,10 @@ def test_samples_are_taken_at_the_pace_that_was_asked_for_last(
             return False
         hz = next(later)
         told.thread.close() if hz is None else told.thread.set_rate(hz)
-        return changed.pop()
+        return bool(changed)
 
     changed: list[bool] = []
-    event = SimpleNamespace(wait=wait, set=lambda: changed.append(True), clear=lambda: None)
+    event = SimpleNamespace(wait=wait, set=lambda: changed.append(True), clear=changed.clear)
     monkeypatch.setattr(told.thread, "_changed", event)
     samples: list[object] = []
     monkeypatch.setattr(told.thread, "_sample", samples.append)

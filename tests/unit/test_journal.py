@@ -61,7 +61,7 @@ def test_what_is_written_is_read(world: World, tmp_path: Path) -> None:
     assert [(s.name, s.role, s.life) for s in read.seats] == [
         (s.name, s.role, s.life) for s in journal.seats
     ]
-    assert [s.life.name for s in read.seats] == ["a#0", "b#0"]
+    assert [(s.life.name, s.life.served) for s in read.seats] == [("a#0", True), ("b#0", False)]
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == [f".{NAME}.new", NAME]
 
@@ -128,6 +128,7 @@ def test_a_journal_that_cannot_be_written_is_none(
     recorder.record(world.brain.realm)  # as soon as it can be
     assert JournalFile(tmp_path).read().hz == 2.0
     assert recorder.warning == "" and not JournalFile(tmp_path).given_up
+    assert caplog.text.count("can be written again") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from blockflow.dispatcher import watch as module
-from blockflow.dispatcher.descriptors import Doors
+from blockflow.dispatcher.descriptors import Doors, OwnMemory
 from blockflow.dispatcher.heap import KEPT_BYTES
 from blockflow.dispatcher.unread import CONNECTION_BYTES, UNEXPLAINED_BYTES
 from blockflow.dispatcher.watch import Watch
@@ -118,3 +120,14 @@ def test_what_large_messages_have_left_is_given_back(w: World) -> None:
     w.private = KEPT_BYTES + 1
     assert w.watch.next_ms() == 50
     assert w.look(999) == [] and w.look(1000) == ["given back"]
+
+
+def test_memory_of_its_own_is_what_is_not_shared() -> None:
+    memory = OwnMemory()
+    for _ in range(2):
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        own = (resident - shared) * resource.getpagesize()
+        assert abs(memory.read() - own) < min(own, 8 << 20)
+    memory.close()
+    with pytest.raises(ValueError):
+        memory.read()
