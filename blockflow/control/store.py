@@ -274,7 +274,7 @@ class StateStore:
         key = f"next_{kind}"
         ceiling: int = getattr(self._state, key)
         # What lies between an end and the ceiling is somebody else's.
-        first = span.next if span and span.end == ceiling else ceiling
+        first = span.next if span.end == ceiling else ceiling
         more: dict[str, Any] = {key: first + NUMBER_STRIDE}
         try:
             self.save(replace(self._state, **more))

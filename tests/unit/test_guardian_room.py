@@ -151,3 +151,38 @@ def test_what_was_imported_of_another_release_is_not_waited_for(
     with pytest.raises(SystemError_, match=r"is release 9\.1\.0 by now") as e:
         up._import_all()
     assert not ward.awaited(e.value)
+
+
+# --- others that are let live --------------------------------------------------------------------
+
+
+def test_one_that_turns_is_looked_at_in_time_and_lives(
+    it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[Any] = []
+    looked: list[int] = []
+
+    def look(*_: Any) -> str:
+        looked.append(it._vigil.due)
+        return ""
+
+    monkeypatch.setattr(guardian.os, "kill", lambda *what: killed.append(what))
+    monkeypatch.setattr(guardian, "read_vitals", lambda *_, **__: None)
+    it._vigil = SimpleNamespace(deadline=lambda: it._vigil.due, look=look)
+    for it._vigil.due in (1 << 62, 0):
+        it._look()
+    assert looked == [0] and killed == []
+    monkeypatch.setattr(guardian.os, "fork", lambda: 4711)
+    it._line.close()
+    assert it._fork(False, 0, "") is None and it._manager == 4711 and killed == []
+
+
+def test_one_that_starts_has_the_time_that_it_takes(
+    it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([None, 0])
+    monkeypatch.setattr(it, "_reap", lambda: next(ends))
+    monkeypatch.setattr(it, "_hear", lambda: True)
+    monkeypatch.setattr(it, "_look", pytest.fail)
+    it.theirs.alive(1)  # something to wake up for
+    assert it._watch() == 0 and it._line.fileno() == -1

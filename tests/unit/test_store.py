@@ -16,6 +16,7 @@ from store_rig import PAST, TOPOLOGY, code_of, commit, filled
 
 from blockflow.control.discarded import KEPT
 from blockflow.control.documents import seal
+from blockflow.control.pending import PENDING
 from blockflow.control.store import CURRENT, LOCK, PREVIOUS, StateStore
 from blockflow.control.stored import FORMAT, StoredState
 from blockflow.core.errors import SystemError_
@@ -170,6 +171,12 @@ def test_a_broken_current_does_not_push_out_the_good_previous(tmp_path: Path) ->
     assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 1
     with StateStore(tmp_path) as store:
         assert store.state.epoch == 5
+        former = (tmp_path / CURRENT).read_bytes()
+        store.commit(6, {}, TOPOLOGY)
+        (tmp_path / CURRENT).unlink()
+        (tmp_path / CURRENT).write_bytes(former)  # a good one, and not this one's
+        store.commit(7, {}, TOPOLOGY)
+    assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 6
 
 
 def test_fresh_keeps_a_copy_and_the_numbers(tmp_path: Path) -> None:
@@ -213,8 +220,9 @@ def test_fresh_takes_an_unreadable_state(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     for name in (CURRENT, PREVIOUS):
         os.replace(tmp_path / f"discarded-1-{name}", tmp_path / name)
+    (tmp_path / PENDING).write_text("3")
     with StateStore.open_fresh(tmp_path) as store:
-        assert store.state.epoch == 0
+        assert store.state.epoch == 0 and not (tmp_path / PENDING).exists()
     assert (tmp_path / f"discarded-1-{CURRENT}").read_bytes() == b"x"
 
 
