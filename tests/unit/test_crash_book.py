@@ -102,7 +102,12 @@ def test_what_is_told_is_what_is_known_of_it(tmp_path: Path) -> None:
         assert told == {"age_s": 0.0, **fields}
     times.crew.fleet[0].crash = Crash(6, 0, "full", SystemError_("NO_SPACE", "full"), (), True)
     times.book.take(times.crew, 6, 0)
-    assert [c["incarnation"] for c in times.book.latest("a#0", 0)] == [6, 5]
+    odd = SystemError_("INTERNAL", "odd", details={"n": 1})  # no want of room, nor is it away
+    times.crew.fleet[0].crash = Crash(7, 0, "odd", odd, (), False)
+    times.book.take(times.crew, 7, 0)
+    times.crew.fleet[0].crash = Crash(8, 0, "full", SystemError_("NO_SPACE", "full"), (), True)
+    times.book.take(times.crew, 8, 0)
+    assert [c["incarnation"] for c in times.book.latest("a#0", 0)] == [8, 7, 6, 5]
 
 
 def test_the_next_control_plane_knows_them(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
     findings = examine(GOOD)
     assert {f.level for f in findings} == {Level.OK}
     assert worst(findings) is Level.OK
+    asked = {check for _, check, *_ in PLANTED}  # all but those are told of
+    assert asked - {f.check for f in findings} == {"GPUs", "keys", "ports"}
+    other = examine(replace(GOOD, cuda=False, mps=True, packages={"torch": "2", "openvino": ""}))
+    assert "GPUs" not in {f.check for f in other} and "torch 2" in [f.text for f in other]
     assert summary(findings)["worst"] == "ok"
     (gpus,) = (f for f in examine(replace(GOOD, gpus=2, mps=True)) if f.check == "GPUs")
     assert (gpus.level, gpus.text[0]) == (Level.OK, "2")

@@ -317,6 +317,7 @@ def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
         {"topology": None},
         {"more": 1},
         {"history": {}},
+        {"history": None},
         {"history": []},
         {"history": [1]},
         {"history": [PAST | {"epoch": 2}]},
