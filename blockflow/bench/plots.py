@@ -284,7 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in drawn:
         console.print(str(path), highlight=False)
     if not drawn:
-        console.print(f"no figures in {args.results}/: run a benchmark first", highlight=False)
+        lacking = f"no figures of a whole run in {args.results}/ (quick runs are not drawn)"
+        console.print(f"{lacking}: run a benchmark first", highlight=False)
     return 0 if drawn else 1
 
 

@@ -373,7 +373,6 @@ def test_old_and_empty_files_are_read(tmp_path: Path) -> None:
 
 
 def test_plots_are_drawn_from_what_is_there(tmp_path: Path) -> None:
-    assert plot(["--results", str(tmp_path)]) == 1
     store_gpu(tmp_path)
     assert plot(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     (drawn,) = (tmp_path / "out").iterdir()
@@ -387,6 +386,8 @@ def test_plots_are_drawn_from_what_is_there(tmp_path: Path) -> None:
 def test_plots_of_what_are_no_figures_or_cannot_be_written_end_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert plot(["--results", str(tmp_path)]) == 1
+    assert "(quick runs are not drawn)" in " ".join(capsys.readouterr().out.split())
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "hops.jsonl").write_text('{"name": 1\n', encoding="utf-8")
