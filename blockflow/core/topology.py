@@ -328,7 +328,8 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
         try:
             _NAME.validate_python(name)
         except ValidationError:
-            problems.append(Problem(path, f"{name!r} is not a valid task id", limits.NAME_PATTERN))
+            hint = "a letter, then up to 63 letters, digits, '_', '.' and '-'"
+            problems.append(Problem(path, f"{name!r} is not a valid task id", hint))
         if not isinstance(entry, list | dict):
             problems.append(
                 Problem(path, f"a task is a path or an object, not {type(entry).__name__}")

@@ -86,6 +86,10 @@ def test_beside_a_pattern_stands_what_it_means() -> None:
         parse_topology({"blocks": [{"name": "block1", "device": "gpu"}], "tasks": {}}, lookup)
     (found,) = caught.value.problems
     assert (found.path, found.hint) == ("$.blocks[0].device", "cpu or cuda:N")
+    with pytest.raises(TopologyError) as caught:
+        parse_topology({"blocks": ["block1"], "tasks": {"block1@2": ["block1"]}}, lookup)
+    (found,) = caught.value.problems
+    assert found.hint.startswith("a letter, then up to 63 ")
 
 
 def test_what_cannot_be_carried_is_told_by_field() -> None:
