@@ -172,7 +172,7 @@ def test_a_defect_ends_the_request_and_the_connection_alone(
     assert isinstance(failed, Failed)
     assert (failed.request_id, failed.error.code) == (rid(1), "MALFORMED_MESSAGE")
     assert reception.conduct.trouble and core.counters.malformed == 1
-    assert core.in_flight == 1
+    assert len(core._pending) == 1
     assert "planted" in caplog.text
 
 

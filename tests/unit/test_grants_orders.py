@@ -105,7 +105,7 @@ class Host:
             "submit": client.asked < REQUESTS,
             "send": waits,
             "write": waits,  # and the socket takes no more
-            "cancel": core.in_flight,
+            "cancel": core._pending,
             "handle": client.up,
             "answer": client.in_flight,
             "read": client.down,

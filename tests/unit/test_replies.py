@@ -9,7 +9,7 @@ from recovery_rig import CONTRACT, World
 
 from blockflow.core import limits
 from blockflow.core.errors import RequestError
-from blockflow.core.routing import CanaryRoute, RouteTable, TaskRoute
+from blockflow.core.routing import RouteTable, TaskRoute
 from blockflow.dispatcher.entry import Answer
 from blockflow.dispatcher.replies import Descriptions, make_refusal, make_reply
 from blockflow.dispatcher.stats import DispatcherStats
@@ -36,8 +36,8 @@ def test_a_reply_says_how_each_task_ended(path: tuple[str, ...]) -> None:
     """What had set out when another canary was tried counts for that one no more."""
     w = World(trunk=[1], head_a=[2], mid=[3], head_b=[4])
     entry = w.admit("a", "deep", "b")
-    tasks = [replace(t, canary=CanaryRoute(("trunk",), 1.0)) for t in entry.plan.tasks]
-    changes = {"epoch": 3, "version": 8, "canaries": frozenset({"deep"}), "tasks": tuple(tasks)}
+    trials = {t.name: ("trunk",) for t in entry.plan.tasks}
+    changes = {"epoch": 3, "version": 8, "canaries": frozenset({"deep"}), "trials": trials}
     entry.plan = replace(entry.plan, **changes)
     entry.received_ns, entry.ingress_ns = 10, 5
     a, deep, b = entry.plan.ends
@@ -50,7 +50,7 @@ def test_a_reply_says_how_each_task_ended(path: tuple[str, ...]) -> None:
     }
     stats = DispatcherStats()
     stats.publish(entry.tasks, {"deep": path})
-    reply, frames = make_reply(entry, 100, stats)
+    reply, frames = make_reply(entry, entry.results(), 100, stats)
     assert (reply.request_id, reply.epoch, reply.received_ns) == (entry.request_id, 3, 10)
     assert frames == [b"frame"]
 

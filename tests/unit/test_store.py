@@ -171,10 +171,8 @@ def test_a_broken_current_does_not_push_out_the_good_previous(tmp_path: Path) ->
     assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 1
     with StateStore(tmp_path) as store:
         assert store.state.epoch == 5
-        former = (tmp_path / CURRENT).read_bytes()
         store.commit(6, {}, TOPOLOGY)
-        (tmp_path / CURRENT).unlink()
-        (tmp_path / CURRENT).write_bytes(former)  # a good one, and not this one's
+        (tmp_path / PREVIOUS).rename(tmp_path / CURRENT)  # a good one, and not this one's
         store.commit(7, {}, TOPOLOGY)
     assert json.loads((tmp_path / PREVIOUS).read_bytes())["body"]["epoch"] == 6
 
@@ -218,8 +216,8 @@ def test_fresh_takes_an_unreadable_state(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(SystemError_, match="NO_SPACE"):
         StateStore.open_fresh(tmp_path)  # and gives the folder free
     monkeypatch.undo()
-    for name in (CURRENT, PREVIOUS):
-        os.replace(tmp_path / f"discarded-1-{name}", tmp_path / name)
+    for file in tmp_path.glob("discarded-1-*"):
+        file.rename(tmp_path / file.name.removeprefix("discarded-1-"))
     (tmp_path / PENDING).write_text("3")
     with StateStore.open_fresh(tmp_path) as store:
         assert store.state.epoch == 0 and not (tmp_path / PENDING).exists()

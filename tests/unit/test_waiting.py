@@ -306,11 +306,11 @@ def test_time_in_the_waiting_room_says_nothing_about_queues() -> None:
         w.publish(trunk=[5], head_a=[2])
         entry.received_ns, entry.ingress_ns = 100 * MS, setting_out_ms * MS
         w.table.fail(entry, late)
-        learn(admission, entry, 1000 * MS)
+        learn(admission, entry, entry.results(), 1000 * MS)
         assert Learnt.count == counts
     w, entry = parked(deadline_ns=1000 * MS)
     w.table.tick(1000 * MS)
-    learn(admission, entry, 1000 * MS)
+    learn(admission, entry, entry.results(), 1000 * MS)
     assert Learnt.count == 0
 
 
