@@ -185,7 +185,11 @@ def test_a_rollback_is_to_the_epoch_before_or_the_one_that_is_named(w: World) ->
         w.commands.rollback()
 
 
-def test_what_is_remembered_is_told_with_what_is_not_stored_any_more(w: World) -> None:
+def test_what_is_remembered_is_told_with_what_is_not_stored_any_more(
+    w: World, tmp_path: Path
+) -> None:
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "manifest.json").touch()  # an empty repository is away
     history = w.commands.history()
     assert [(e["epoch"], e["posted"], e["missing"]) for e in history] == [
         (n, {"n": n}, ["a"]) for n in (5, 3, 2)
