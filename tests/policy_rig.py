@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from typing import Any
+
+import pytest
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Decision, Policy, Query, Run, WaitUntil
+from blockflow.batching.queueing import QueueingPolicy
 from blockflow.core.profile import Point, StageProfile
 
 MS = 1_000_000
@@ -219,3 +223,16 @@ class TinyWorker:
             else:
                 break
         assert not self.waiting, f"left lying: {self.waiting}"
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether all were in time, each time that a policy looks at a batch as a whole."""
+    found: list[bool] = []
+    look = QueueingPolicy._all_in_time
+
+    def looking(*args: Any) -> bool:
+        found.append(look(*args))
+        return found[-1]
+
+    monkeypatch.setattr(QueueingPolicy, "_all_in_time", looking)
+    return found

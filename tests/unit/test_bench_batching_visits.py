@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from batching_rig import FakeClient, cell, profiles
+from policy_rig import looks
 from rich.progress import Progress
 
-from blockflow.batching.queueing import QueueingPolicy
 from blockflow.bench import decisions
 from blockflow.bench.batching import cost, diversity, grids, lbci
 from blockflow.bench.batching import figures as f
@@ -278,14 +278,7 @@ def test_a_turn_takes_longer_than_its_decision(lanes: int, heads: int) -> None:
 
 def test_in_a_tree_policies_ask_who_would_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each new batch, and nobody is; in a chain nobody is near his deadline."""
-    asked: list[bool] = []
-    look = QueueingPolicy._all_in_time
-
-    def looking(*args: Any) -> bool:
-        asked.append(look(*args))
-        return asked[-1]
-
-    monkeypatch.setattr(QueueingPolicy, "_all_in_time", looking)
+    asked = looks(monkeypatch)
     for heads, times in ((1, 0), (8, 2)):
         decisions.measure({"policy": "window"}, 64, 8, 12, heads=heads)
         assert asked == [True] * times

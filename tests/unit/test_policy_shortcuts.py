@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from policy_rig import profile, query
+from policy_rig import looks, profile, query
 
 from blockflow.batching.costs import Costs, Route, at
 from blockflow.batching.facts import LENGTH, StageFacts
@@ -106,14 +106,7 @@ def test_who_is_bound_by_deadlines_is_not_looked_at_as_a_whole_each_time(
 ) -> None:
     facts = {1: StageFacts("b", 8, 1, profile({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}))}
     policy = create_policy(spec, (1,), facts)
-    looked: list[bool] = []
-    look = QueueingPolicy._all_in_time
-
-    def looking(*args: Any) -> bool:
-        looked.append(look(*args))
-        return looked[-1]
-
-    monkeypatch.setattr(QueueingPolicy, "_all_in_time", looking)
+    looked = looks(monkeypatch)
     seen = []
     for key in range(0, 60, 3):
         tight = key < 15
