@@ -28,19 +28,27 @@ class Flight:
         engines: loaded and warm.
         x: the input, a tensor of the host's.
         device: of the engines, ``cpu`` or ``cuda:N``.
+        heads: that each compute the last engine's output; the result is the last one's then.
 
     Attributes:
-        outs: an engine's place for its output, None where it has none.
+        outs: the place for the output of each engine and each head, None where it has none.
     """
 
-    def __init__(self, engines: Sequence[Engine], x: Any, device: str) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], x: Any, device: str, heads: Sequence[Engine] = ()
+    ) -> None:
         import torch
 
         self._engines = engines
+        self._heads = heads
         self._device = device
         self._stream = None if device == "cpu" else torch.cuda.Stream(device)
         with self._scope():
             self.outs, last = places(engines, tuple(x.shape), device)
+            given = tuple(last.shape)
+            for head in heads:
+                own, last = places([head], given, device)
+                self.outs += own
         self._x = x
         self._result: Any = None
         self._done: Any = None
@@ -52,15 +60,25 @@ class Flight:
     def order(self, between: Callable[[], None] = lambda: None) -> None:
         """All of it, in the order of the blocks; ``between`` is called after each."""
         with self._scope():
-            y: Any = self._x.to(self._device, non_blocking=True)
-            for engine, out in zip(self._engines, self.outs, strict=True):
-                y = engine.run(y, out)
-                between()
+            y = self.compute(self._x.to(self._device, non_blocking=True), between)
             if self._done is None:
                 self._result = y
             else:
                 self._result.copy_(y, non_blocking=True)
                 self._done.record()
+
+    def compute(self, x: Any, between: Callable[[], None]) -> Any:
+        """The output for an input that is where the engines compute, ordered and not waited for."""
+        outs = iter(self.outs)
+        y = x
+        for engine in self._engines:
+            y = engine.run(y, next(outs))
+            between()
+        given = y
+        for head in self._heads:
+            y = head.run(given, next(outs))
+            between()
+        return y
 
     def wait(self) -> Any:
         """The result, a tensor of the host's that the next order overwrites, when it is there."""

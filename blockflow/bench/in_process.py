@@ -29,9 +29,11 @@ _UNDER_WAY = 4
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What to run: blocks in their order, and by which engine.
+    """What to run: blocks in their order, then the heads, and by which engine.
 
-    ``engine``, ``precision``, ``options`` and ``device`` are those of a topology's block.
+    ``engine``, ``precision``, ``options`` and ``device`` are those of a topology's block. Each of
+    ``heads`` computes what the last of ``blocks`` has given, with weights of its own though
+    another one has the same name.
     """
 
     repository: Path
@@ -41,6 +43,7 @@ class Chain:
     threads: int = 1
     device: str = "cpu"
     options: Mapping[str, Any] = field(default_factory=dict)
+    heads: tuple[str, ...] = ()
 
     def order(self) -> dict[str, Any]:
         """What :func:`load` reads, as JSON."""
@@ -61,7 +64,7 @@ class InProcess(OtherProcess):
         super().__init__("blockflow.bench.in_process", chain.order())
 
     def run(self, rows: int) -> tuple[float, ...]:
-        """One inference; milliseconds of each block."""
+        """One inference; milliseconds of each block and each head."""
         self.ask(op="run", rows=rows)
         return tuple(self.answer()["ms"])
 
@@ -112,8 +115,9 @@ class Pipeline:
     Outputs have their places beforehand where an engine can write there, as they do in a worker.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], heads: Sequence[Engine] = ()) -> None:
         self._engines = engines
+        self._heads = heads
         self._device = engines[0].options.device
         self._now: _Prepared | None = None
 
@@ -123,14 +127,18 @@ class Pipeline:
         return self._engines[0].block.contract.input
 
     def run(self, rows: int) -> list[float]:
-        """Milliseconds of each block, its input being where it computes."""
+        """Milliseconds of each block and each head, its input being where it computes."""
         prepared = self._prepare(rows)
-        y, times = prepared.x, []
-        for engine, out in zip(self._engines, prepared.flights[0].outs, strict=True):
-            start = time.monotonic_ns()
-            y = engine.run(y, out)
+        times = []
+        start = time.monotonic_ns()
+
+        def lap() -> None:
+            nonlocal start
             self._wait()
             times.append((time.monotonic_ns() - start) / 1e6)
+            start = time.monotonic_ns()
+
+        prepared.flights[0].compute(prepared.x, lap)
         return times
 
     def whole(self, rows: int) -> float:
@@ -160,7 +168,7 @@ class Pipeline:
             self.run(rows)
         wanted = 1 if self._device == "cpu" else _UNDER_WAY
         while len(prepared.flights) < wanted:
-            flight = Flight(self._engines, prepared.host, self._device)
+            flight = Flight(self._engines, prepared.host, self._device, self._heads)
             flight.order()  # once alone: a stream's first kernels bring their work space
             flight.wait()
             prepared.flights.append(flight)
@@ -179,7 +187,7 @@ class Pipeline:
         if self._now is None or self._now.rows != rows:
             self._now = None  # before the next one's memory is taken
             host = torch.from_numpy(example(self.input, rows))
-            flight = Flight(self._engines, host, self._device)
+            flight = Flight(self._engines, host, self._device, self._heads)
             self._now = _Prepared(rows, host, host.to(self._device), [flight])
         return self._now
 
@@ -201,7 +209,7 @@ def load(order: Mapping[str, Any]) -> Pipeline:
     """The engines of an order (the fields of :class:`Chain`), loaded and warm."""
     repository = BlockRepository(order["repository"])
     engines = []
-    for name in order["blocks"]:
+    for name in (*order["blocks"], *order["heads"]):
         own = order["device"], order["threads"], order["precision"], order["options"]
         options = EngineOptions(*own)
         engine = create_engine(repository.info(name), options, order["engine"])
@@ -209,7 +217,8 @@ def load(order: Mapping[str, Any]) -> Pipeline:
             engine.load(path)
         engine.warm_up()
         engines.append(engine)
-    return Pipeline(engines)
+    count = len(order["blocks"])
+    return Pipeline(engines[:count], engines[count:])
 
 
 def obey(orders: Iterator[dict[str, Any]], say: Say) -> None:

@@ -29,6 +29,14 @@ def test_it_computes_what_it_is_asked(tmp_path: Path) -> None:
         assert other.pss_mib() > 1
 
 
+def test_heads_compute_what_the_last_block_has_given(tmp_path: Path) -> None:
+    save_echoes(tmp_path, "one", "head")
+    with InProcess(Chain(tmp_path, ("one",), heads=("head", "head"))) as other:
+        assert len(other.run(3)) == 3
+        other.start_running(3, 0.01)
+        assert other.rate() > 0
+
+
 def test_a_block_that_does_not_load_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(BlockFlowError) as caught:
         InProcess(Chain(tmp_path, ("missing",)))

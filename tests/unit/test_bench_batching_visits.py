@@ -61,8 +61,19 @@ class FakeSystem:
         self.applied.append(topology)
 
     def status(self) -> dict[str, Any]:
-        workers = {b["worker"] for b in self.applied[-1]["blocks"]}
-        return {"workers": [{"worker": w, "pid": os.getpid()} for w in sorted(workers)]}
+        """Of blocks that have computed nothing."""
+        workers: dict[str, list[dict[str, Any]]] = {}
+        for block in self.applied[-1]["blocks"]:
+            none = {
+                "rows": 0,
+                "batches": 0,
+                "compute": {"sum_ms": 0.0},
+                "overhead": {"sum_ms": 0.0},
+            }
+            workers.setdefault(block["worker"], []).append({"block": block["name"], "kpi": none})
+        mine = {"pid": os.getpid()}
+        told = [{"worker": w, **mine, "stages": stages} for w, stages in sorted(workers.items())]
+        return {"workers": told, "dispatcher": mine}
 
 
 BRIEF = replace(TINY, seconds=0.02, probes=2, probe_bounds=0.0)

@@ -115,6 +115,17 @@ def test_outputs_have_their_places_where_an_engine_writes_there(tmp_path: Path) 
     assert flight.wait() is flight.outs[-1]
 
 
+def test_each_head_computes_what_the_last_engine_has_given(tmp_path: Path) -> None:
+    x = torch.zeros(3, 4)
+    heads = engines(tmp_path)
+    (tmp_path / "trunk").mkdir()
+    flight = Flight(engines(tmp_path / "trunk", 1, '{"add": 10}'), x, "cpu", heads)
+    between = []
+    flight.order(lambda: between.append(1))
+    assert torch.equal(flight.wait(), x + 11), "not of one another"
+    assert len(between) == 3 and len(flight.outs) == 3
+
+
 def test_a_pipeline_measures_in_all_its_ways(tmp_path: Path) -> None:
     pipeline = Pipeline(engines(tmp_path))
     for rows in (2, 3, 2):

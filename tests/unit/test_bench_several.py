@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from blockflow.bench.batching import figures as f
-from blockflow.bench.batching import grids, several, shared
+from blockflow.bench.batching import grids, several
 from blockflow.bench.batching.plan import PER_TASK, SEVERAL
+from blockflow.bench.batching.several_costs import (
+    CLIENT,
+    DISPATCHER,
+    WORKER,
+    Look,
+    Spent,
+    line,
+    look,
+)
 from blockflow.bench.batching.several_figures import (
     ALL,
     ALONE,
@@ -21,7 +31,7 @@ from blockflow.bench.batching.several_figures import (
     rate_figures,
     several_grid,
 )
-from blockflow.bench.batching.shared import Bound
+from blockflow.bench.in_process import Chain
 from blockflow.bench.results import Figure
 from tests.unit.test_bench_batching_visits import BRIEF, FakeSystem, rig_of
 
@@ -55,19 +65,31 @@ def test_the_table_has_a_row_per_way() -> None:
     assert not grids.shared_grid(figures()).rows
 
 
-class FakeBound:
-    """Computes at a fixed rate, on two cores."""
+class FakeInProcess:
+    """Four blocks of the trunk and the heads: a millisecond each."""
 
-    width = 2
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
 
-    def __init__(self, *_: Any) -> None: ...
+    def __enter__(self) -> FakeInProcess:
+        return self
 
-    def answers(self, tasks: int) -> float:
-        return 100.0 * tasks
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, _rows: int) -> tuple[float, ...]:
+        return (1.0,) * (len(self.chain.blocks) + len(self.chain.heads))
 
 
 def test_every_way_has_as_many_answers_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "Bound", FakeBound)
+    monkeypatch.setattr(several, "InProcess", FakeInProcess)
+    bounds: list[Chain] = []
+
+    def computed(others: list[FakeInProcess], rows: int, _seconds: float) -> float:
+        bounds.extend(other.chain for other in others)
+        return 100.0 * rows
+
+    monkeypatch.setattr(several, "side_by_side", computed)
+    monkeypatch.setattr(several.os, "sched_getaffinity", lambda _: {0, 1})
     under_way: list[tuple[int, int]] = []
     real = several.saturate
 
@@ -87,12 +109,52 @@ def test_every_way_has_as_many_answers_under_way(monkeypatch: pytest.MonkeyPatch
     assert set(together) == {tuple(shared)}, "the two places where they part have the same names"
     assert {tasks for tasks in asked if isinstance(tasks, str)} == {*shared, *full}
     assert len([g for g in found if g.name == ALONE]) == 2 * 3  # where they part early, and late
+    rates = [g.value for g in found if g.name == f.SATURATED and g.mode == BOUND]
+    assert rates == [100.0 * PER_TASK * plan.tasks] * 2, "each of its inputs brings all answers"
+    *trunk, head = plan.trunk.blocks
+    early = tuple(trunk), (head,) * plan.tasks
+    assert early in {(chain.blocks, chain.heads) for chain in bounds}
 
 
-def test_the_bound_computes_the_trunk_once_for_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = object.__new__(Bound)
-    bound._trunks, bound._heads, bound._seconds = "trunks", "heads", 1.0  # type: ignore[assignment]
-    rates = {"trunks": 10.0, "heads": 40.0}
-    monkeypatch.setattr(shared, "side_by_side", lambda others, rows, seconds: rates[others])
-    # an input takes 0.1 s of the trunk and 8 x 0.025 s of heads, for eight answers
-    assert bound.answers(8) == pytest.approx(8 / 0.3)
+def seen(at: float, worker: float, trunk: list[float], head: list[float]) -> Look:
+    cpu = {WORKER: worker, DISPATCHER: at / 20, CLIENT: at / 40}
+    return Look(at, cpu, trunk, head)
+
+
+def test_what_an_input_costs_is_told_beside_the_bound() -> None:
+    """Of 10 s on two cores, 20 inputs a second: 100 ms of the cores each."""
+    before = seen(0.0, 1.0, [10, 10, 500.0, 5.0], [80, 80, 40.0, 40.0])
+    after = seen(10.0, 17.0, [210, 135, 9000.0, 70.0], [1680, 1080, 1040.0, 840.0])
+    told = line("fc", [Spent(2, 20.0, before, after)] * 3, 72.04, 0.456)
+    assert told == (
+        "fc: an input takes 100.0 ms of the cores, 72.0 in the bound: the worker 80.0, the "
+        "Dispatcher 2.5, the client 1.2, nobody and all others 16.2; a forward of the trunk has "
+        "1.60 rows, 2 in the bound; one of a head takes 1.00 ms, 0.46 in the bound, and 0.50 "
+        "besides"
+    )
+
+
+def test_a_visit_without_a_heartbeat_tells_of_no_forwards() -> None:
+    none = [0, 0, 0.0, 0.0]
+    told = line("fc", [Spent(2, 20.0, seen(0, 1, none, none), seen(10, 17, none, none))], 72, 1)
+    assert told.endswith("nobody and all others 16.2")
+
+
+def test_a_look_adds_up_the_heads_of_its_worker() -> None:
+    def kpi(rows: int) -> dict[str, Any]:
+        return {
+            "rows": rows,
+            "batches": 1,
+            "compute": {"sum_ms": 2.0 * rows},
+            "overhead": {"sum_ms": 0.5},
+        }
+
+    stages = [
+        {"block": name, "kpi": kpi(i)} for i, name in enumerate(["t1", "t2", "h.0", "h.1"], 1)
+    ]
+    mine = {"worker": "shared", "pid": os.getpid(), "stages": stages}
+    other = {"worker": "full", "pid": os.getpid(), "stages": []}
+    status = {"workers": [other, mine], "dispatcher": {"pid": os.getpid()}}
+    found = look(status, "shared", "t1", ["h.0", "h.1"])
+    assert found.trunk == [1, 1, 2.0, 0.5] and found.head == [7, 2, 14.0, 1.0]
+    assert set(found.cpu_s) == {WORKER, DISPATCHER, CLIENT} and min(found.cpu_s.values()) > 0

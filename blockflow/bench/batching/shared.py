@@ -143,13 +143,6 @@ class Bound:
         head = side_by_side(self._heads, PER_TASK, self._seconds)
         return 1 / (1 / trunk + 1 / head)
 
-    def answers(self, tasks: int) -> float:
-        """Answers per second where each input is for so many tasks, with ``PER_TASK`` inputs in a
-        batch: the trunk computes it once, and every head once."""
-        trunk = side_by_side(self._trunks, PER_TASK, self._seconds)
-        head = side_by_side(self._heads, PER_TASK, self._seconds)
-        return tasks / (1 / trunk + tasks / head)
-
     def alone_ms(self) -> float:
         """One request by itself: the median of some, after a first one that lays out its tensors.
         All peaks are held to multiples of it."""
