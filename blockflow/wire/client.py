@@ -112,8 +112,9 @@ class TaskResult:
     """Outcome of one task: ``tensor`` (its frame follows the header) or ``error``.
 
     ``timings`` are the hops on this task's path, ``total_ns`` is from receipt at the Dispatcher to
-    the encoding of this reply, ``ingress_ns`` from that receipt to the first send, ``egress_ns``
-    from the last block's stamp to that encoding (the final transit is in it): the parts add up.
+    the encoding of this reply, ``ingress_ns`` from that receipt to the send of the attempt that
+    ended it, ``egress_ns`` from the last block's stamp to that encoding (the final transit is in
+    it): the parts add up.
     With ``place`` the elements lie in a granted slot, and there is no frame. ``canary`` says that
     the request took the path that is being tried.
     """
