@@ -193,7 +193,7 @@ def _dispatcher() -> Schema:
             "backlog_bytes": count("bytes of replies that clients have not taken yet"),
             "evicted": count("clients that were cut off because they did not read"),
             "turned_away": count("connections ended because there were too many"),
-            "unread": count("connections ended because what they sent had no end"),
+            "unread": count("connections ended because too much that they sent was unread"),
             "admission": said(
                 "who is let in",
                 obj(
@@ -207,7 +207,7 @@ def _dispatcher() -> Schema:
                     }
                 ),
             ),
-            "withdrawn": count("cancelled or expired requests withdrawn from workers' queues"),
+            "withdrawn": count("requests that nobody waits for, counted per worker that was told"),
             "legs": said(
                 "tensors between clients and the Dispatcher",
                 obj({"in": _leg("inputs admitted"), "out": _leg("results made ready")}),
