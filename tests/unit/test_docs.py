@@ -15,6 +15,7 @@ from docs_rig import FENCE, ROOT, documents, examples, name
 from blockflow.cli import lazy
 from blockflow.cli.bench import BenchCommands
 from blockflow.cli.main import COMMANDS, load
+from blockflow.core import limits
 from blockflow.core.lifecycle import diagram
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -138,6 +139,16 @@ def test_the_readme_begins_with_demo_and_test() -> None:
 def test_the_life_cycle_is_drawn_from_its_table() -> None:
     drawn = [e.text for e in examples(ROOT / "docs/architecture.md") if e.language == "mermaid"]
     assert diagram() in drawn, f"put this into docs/architecture.md:\n{diagram()}"
+
+
+def test_the_bounds_of_a_topology_are_those_that_are_checked() -> None:
+    page = " ".join((ROOT / "docs/control-plane.md").read_text(encoding="utf-8").split())
+    assert (
+        f"{limits.MAX_BLOCKS:,} blocks of {limits.MAX_REPLICAS} replicas (as far as the "
+        f"[descriptors](reliability.md#descriptors) go) and {limits.MAX_TASKS:,} tasks, "
+        f"{limits.MAX_PATH_NODES} blocks in a path, and {limits.MAX_TASKS_PER_REQUEST} tasks in a "
+        f"request. A name has up to {limits.MAX_NAME_CHARS} letters"
+    ) in page
 
 
 # The detectors see what they are there for.
