@@ -27,7 +27,7 @@ def skip_without(kind: str, engine: str) -> None:
     needed += [extra] if (extra := ENGINES[engine].extra) else []
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (pip install 'blockflow[engines]')")
+        pytest.skip(f"not installed: {', '.join(missing)} (the extra 'engines')")
     if kind == "aoti" and shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler")
     if kind == "aoti" and " " in torch.__file__:

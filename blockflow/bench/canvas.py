@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.errors import make_error
+from blockflow.core.extras import how_to_install
 
 PALETTE = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
 """Colours of what is told apart by its order."""
@@ -24,7 +25,7 @@ def new_page(width: float, height: float, dpi: int = 120) -> Any:
         raise make_error(
             "MISSING_EXTRA",
             "the picture is drawn by matplotlib, which is not installed",
-            hint="pip install 'blockflow[demo]'",
+            hint=how_to_install("demo"),
         ) from exc
     # No pyplot: it keeps figures in global state and looks for a display.
     page = Figure(figsize=(width, height), dpi=dpi, layout="constrained")

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from blockflow.core.engines import AUTO, ENGINES, Selection, select
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
+from blockflow.core.extras import how_to_install
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
@@ -64,7 +65,7 @@ def create_engine(
             "MISSING_EXTRA",
             f"engine {chosen.engine!r} cannot import the package {extra!r} that is here: {e!r}",
             where=block.name,
-            hint=f"pip install 'blockflow[{extra}]'",
+            hint=how_to_install(extra),
         ) from e
     concrete = replace(options, precision=chosen.precision, extra=chosen.options)
     made = cls(block, concrete)
@@ -81,7 +82,7 @@ def missing_extra(block: BlockInfo, engine: str) -> SystemError_ | None:
         "MISSING_EXTRA",
         f"engine {engine!r} needs the package {extra!r}",
         where=block.name,
-        hint=f"pip install 'blockflow[{extra}]'",
+        hint=how_to_install(extra),
         details={"field": "engine"},
     )
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from blockflow.core.caches import private_compiler_cache
 from blockflow.core.engines import AS_IT_IS, ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
+from blockflow.core.extras import how_to_install
 from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
 from blockflow.core.scarcity import no_room
@@ -52,7 +53,10 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What helps where a form cannot be written."""
 
-_EXTRAS: Mapping[str, str] = {"onnx": "onnx", "onnx-int8": "onnx,onnxruntime"}
+_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "onnx": ("onnx",),
+    "onnx-int8": ("onnx", "onnxruntime"),
+}
 """Whose packages write a form."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -105,7 +109,7 @@ class EngineWorkshop:
                     "MISSING_EXTRA",
                     f"the packages that write {kind} do not fit together: {_reason(e)}",
                     where=block.name,
-                    hint=f"pip install 'blockflow[{_EXTRAS[kind]}]'",
+                    hint=how_to_install(*_EXTRAS[kind]),
                 ) from e
             raise ExportError("EXPORT_FAILED", why, where=block.name, hint=_INSTEAD[kind]) from e
 
@@ -357,7 +361,7 @@ def _need(package: str, extra: str) -> None:
         raise SystemError_(
             "MISSING_EXTRA",
             f"the conversion needs the package {package!r}",
-            hint=f"pip install 'blockflow[{extra}]'",
+            hint=how_to_install(extra),
         )
 
 

@@ -34,7 +34,7 @@ def test_a_missing_extra_is_named(
     with pytest.raises(SystemError_) as e:
         create_engine(FULL, EngineOptions(), engine)
     assert e.value.code == "MISSING_EXTRA"
-    assert e.value.hint == f"pip install 'blockflow[{engine}]'"
+    assert e.value.hint == f"in the checkout: pip install -c constraints.txt {engine}"
     found = host_misfit(FULL, select(FULL, engine))
     assert found is not None and found.code == "MISSING_EXTRA"
     check = engine_check(BlockRepository(tmp_path), {FULL.digest})

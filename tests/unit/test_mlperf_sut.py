@@ -293,7 +293,8 @@ def test_without_loadgen_the_command_says_what_to_install(
     assert main(["bench", "--task", "a", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "MISSING_EXTRA"
-    assert error["hint"] == "pip install 'blockflow[bench]'"
+    wanted = "pip install -c constraints.txt matplotlib scikit-learn mlcommons-loadgen"
+    assert error["hint"] == f"in the checkout: {wanted}"
 
 
 def test_a_disk_without_room_is_noticed_before_the_run(

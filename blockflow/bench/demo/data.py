@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockflow.core.errors import make_error
+from blockflow.core.extras import how_to_install
 
 HELD_OUT = 360
 """Images kept from training: a fifth of the 1,797."""
@@ -44,7 +45,7 @@ def load_data(seed: int) -> Digits:
         raise make_error(
             "MISSING_EXTRA",
             "the demo's images come with scikit-learn, which is not installed",
-            hint="pip install 'blockflow[demo]'",
+            hint=how_to_install("demo"),
         ) from exc
     bunch = load_digits()
     images = np.ascontiguousarray(bunch.images[:, None] / 16.0, dtype=np.float32)

@@ -43,6 +43,7 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import judge
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.extras import how_to_install
 
 START_S = 60.0
 """LoadGen's process imports, reads its data and prepares its queries before the first one."""
@@ -70,7 +71,7 @@ def check_loadgen() -> None:
         raise make_error(
             "MISSING_EXTRA",
             "the load generator mlcommons-loadgen is not installed",
-            hint="pip install 'blockflow[bench]'",
+            hint=how_to_install("bench"),
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from blockflow.control.store import CORRUPT_HINT
 from blockflow.core.engines import ENGINES
+from blockflow.core.extras import how_to_install
 from blockflow.monitor.doctor.facts import GIB, MIB, Facts, Finding, Level
 from blockflow.tensormq.janitor import MAX_ROOT_BYTES
 
@@ -113,10 +114,10 @@ def engines(f: Facts) -> Iterator[Finding]:
         users = [b.name for b in f.blocks if b.extra == extra]
         if users:
             text = f"{extra} is not installed, and these blocks use it: {', '.join(users)}"
-            yield Finding("engines", Level.ERROR, text, f"pip install 'blockflow[{extra}]'")
+            yield Finding("engines", Level.ERROR, text, how_to_install(extra))
         else:
             text = f"{extra} is not installed: one engine less to choose from"
-            yield Finding("engines", Level.NOTE, text, f"pip install 'blockflow[{extra}]'")
+            yield Finding("engines", Level.NOTE, text, how_to_install(extra))
 
 
 # --- space and limits -----------------------------------------------------------------------------

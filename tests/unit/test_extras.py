@@ -1,0 +1,46 @@
+"""What a hint tells to install: the packages of pyproject.toml's extras, by their own names."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from blockflow.core.extras import EXTRAS, how_to_install
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["optional-dependencies"]
+
+    def packages(extra: str) -> set[str]:
+        found: set[str] = set()
+        for requirement in declared[extra]:
+            own = re.fullmatch(r"blockflow\[([\w,]+)\]", requirement)
+            if own is None:
+                found.add(re.split(r"[~=<>!]", requirement)[0])
+            else:
+                found.update(*(packages(other) for other in own.group(1).split(",")))
+        return found
+
+    assert {extra: set(names) for extra, names in EXTRAS.items()} == {
+        extra: packages(extra) for extra in declared if extra not in ("engines", "dev")
+    }
+
+
+def test_what_two_extras_share_is_named_once() -> None:
+    assert how_to_install("demo", "bench").count("matplotlib") == 1
+    assert how_to_install("onnx", "onnxruntime").endswith("onnx onnxscript onnxruntime")
+
+
+def test_nobody_tells_to_install_an_extra_by_our_name() -> None:
+    """Where BlockFlow runs from a checkout and is not installed, pip would take another project."""
+    told = re.compile(r"pip install[^\n]*blockflow\[")
+    files = [*ROOT.glob("blockflow/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    assert [
+        str(path.relative_to(ROOT))
+        for path in files
+        if told.search(path.read_text(encoding="utf-8"))
+    ] == []
