@@ -42,7 +42,7 @@ def up(
         str,
         typer.Option(
             "--host",
-            help="Where REST listens; beyond loopback with --keys and --rest-cert only.",
+            help="Where REST listens; beyond loopback with --keys and --rest-cert or --rest-plain.",
         ),
     ] = "127.0.0.1",
     client_host: Annotated[
