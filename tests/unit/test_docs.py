@@ -141,6 +141,15 @@ def test_the_life_cycle_is_drawn_from_its_table() -> None:
     assert diagram() in drawn, f"put this into docs/architecture.md:\n{diagram()}"
 
 
+def test_every_environment_variable_is_told() -> None:
+    code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "blockflow").rglob("*.py"))
+    found = set(re.findall(r"\bBLOCKFLOW_[A-Z_]+\b", code))
+    between_processes = {"BLOCKFLOW_LIFELINE_FD", "BLOCKFLOW_CHAOS_RUN"}
+    told = "".join(path.read_text(encoding="utf-8") for path in documents())
+    untold = {name for name in found if f"`{name}" not in told and f"${name}" not in told}
+    assert untold == between_processes
+
+
 def test_the_bounds_of_a_topology_are_those_that_are_checked() -> None:
     page = " ".join((ROOT / "docs/control-plane.md").read_text(encoding="utf-8").split())
     assert (
