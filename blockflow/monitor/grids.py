@@ -11,6 +11,7 @@ from blockflow.monitor.text import (
     age,
     amount,
     count,
+    duration,
     is_number,
     ms,
     percent,
@@ -292,16 +293,11 @@ def contract_grid(tasks: Sequence[Doc]) -> Grid:
             str(t.get("input", NONE)),
             str(t.get("output", NONE)),
             count(t.get("max_rows")),
-            _with_unit(t.get("deadline_ms")),
+            duration(t.get("deadline_ms")),
         )
         for t in tasks
     )
     return Grid("Tasks", columns, rows)
-
-
-def _with_unit(value: Any) -> str:
-    text = ms(value)  # which says seconds by itself
-    return text if text == NONE or text.endswith("s") else f"{text} ms"
 
 
 def _engine(block: Doc) -> str:

@@ -24,6 +24,12 @@ def ms(value: Any) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def duration(value: Any) -> str:
+    """Milliseconds with their unit: 220 ms, 11.8s."""
+    text = ms(value)
+    return text if text == NONE or text.endswith("s") else f"{text} ms"
+
+
 def rate(value: Any) -> str:
     if not is_number(value):
         return NONE

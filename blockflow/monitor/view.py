@@ -14,8 +14,8 @@ from blockflow.monitor.text import (
     age,
     amount,
     count,
+    duration,
     is_number,
-    ms,
     size,
 )
 
@@ -270,7 +270,7 @@ def ping_lines(answer: Any) -> list[str]:
     width = max((len(str(a.get("worker"))) for a in found), default=0)
     return [
         f"{a.get('worker')!s:<{width}}  "
-        + (f"{ms(a.get('rtt_ms'))} ms  {a.get('state', '')}" if a.get("ok") else "no answer")
+        + (f"{duration(a.get('rtt_ms'))}  {a.get('state', '')}" if a.get("ok") else "no answer")
         for a in found
     ] or ["no process to ask"]
 
@@ -286,7 +286,7 @@ def update_lines(answer: Doc) -> list[str]:
     plan = part(update, "plan") or part(answer, "plan")
     out = []
     if update:
-        took = f" in {ms(update.get('duration_ms'))} ms" if update.get("duration_ms") else ""
+        took = f" in {duration(update.get('duration_ms'))}" if update.get("duration_ms") else ""
         out.append(f"update {update.get('id')}: {update.get('state')}{took}")
     else:
         changes = answer.get("changed") is not False

@@ -29,6 +29,7 @@ from blockflow.monitor.view import (
     is_ready,
     legs,
     notices,
+    ping_lines,
     processes,
     recent_batch,
     recent_mean,
@@ -210,6 +211,13 @@ def test_where_the_time_of_an_answer_went() -> None:
 def test_an_update_that_failed_at_once_took_no_time() -> None:
     update = {"id": 4, "state": "preparing", "duration_ms": 0.0}
     assert update_lines({"epoch": 1, "update": update}) == ["update 4: preparing", "epoch 1"]
+
+
+def test_what_took_seconds_has_one_unit() -> None:
+    update = {"id": 4, "state": "done", "duration_ms": 11_800.0}
+    assert update_lines({"epoch": 1, "update": update})[0] == "update 4: done in 11.8s"
+    pings = {"pings": [{"worker": "a#0", "ok": True, "rtt_ms": 10_000, "state": "ready"}]}
+    assert ping_lines(pings) == ["a#0  10.0s  ready"]
 
 
 def test_what_is_shown_if_there_is_room_goes_from_the_right() -> None:
