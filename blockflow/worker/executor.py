@@ -163,9 +163,9 @@ class Executor:
             self._scheduler.done(batch, now)
         stage = self._stages[batch.stage]
         if not batch.probe:
-            stage.meter.account(batch, now)
+            served = stage.meter.account(batch, now)
             if out is not None and producer is not None:
-                stage.meter.bytes_out += out.nbytes
+                stage.meter.bytes_out += out.nbytes * served // batch.rows
             stage.meter.copies_out += batch.copies
         for ticket in batch.tickets if batch.errors else ():
             if ticket.key in batch.errors:

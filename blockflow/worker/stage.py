@@ -56,9 +56,13 @@ class StageMeter:
         if batch.pad_to:
             self.elements_padded += given - sum([t.rows * prod(t.shape) for t in batch.tickets])
 
-    def account(self, batch: Batch, now: int) -> None:
+    def account(self, batch: Batch, now: int) -> int:
         """Count a batch that was computed, and the time of each of its tickets that did not fail;
-        ``now`` is when it was sent."""
+        ``now`` is when it was sent.
+
+        Returns:
+            The rows of these: of the others nothing is published.
+        """
         rows = failed = 0
         for ticket in batch.tickets:
             if ticket.key in batch.errors:
@@ -80,6 +84,7 @@ class StageMeter:
             self.failed_rows += failed
             self.failed.add(failed, now)
         self.busy.add(compute, now)
+        return rows
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:

@@ -68,6 +68,22 @@ def test_rows_bytes_and_copies_are_counted_but_for_a_probe(
         assert counted == (1, 3, 8, 2) and came == 3 and hits == ["after_output", "b1"]
 
 
+def test_bytes_of_who_has_failed_are_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their place in the slot is there, but no message names it."""
+    bench = Bench(monkeypatch, slots=1, policy="window")
+    receive(bench, Arrival([ticket(1, rows=3), ticket(2, rows=1)]))
+    batch = bench.expect(1)
+    batch.errors[1] = RequestError("BLOCK_FAILED", "not this one")
+    bench.compute(batch)
+    meter = bench.stages[1].meter
+    assert (meter.requests, meter.rows, meter.failed_rows, meter.bytes_out) == (1, 1, 3, 2)
+    receive(bench, Arrival([ticket(3)]))
+    batch = bench.expect(1)
+    batch.errors[3] = RequestError("BLOCK_FAILED", "nor this")
+    bench.compute(batch)
+    assert (meter.failures, meter.bytes_out) == (2, 2)
+
+
 def test_inputs_go_back_before_the_output_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets it may send the next input at once."""
     bench = Bench(monkeypatch)
