@@ -75,6 +75,14 @@ class PathTree:
         """Indices of the nodes fed by node ``index``."""
         return self._children[index]
 
+    def ways(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """Stages below node ``index``: those that it feeds, those that these feed, and so on."""
+        found, nodes = [], self._children[index]
+        while nodes:
+            found.append(tuple([self.nodes[n].stage for n in nodes]))
+            nodes = tuple([below for n in nodes for below in self._children[n]])
+        return tuple(found)
+
     @classmethod
     def from_wire(cls, packed: bytes) -> PathTree:
         """Inverse of :attr:`wire`. Raises ValueError."""

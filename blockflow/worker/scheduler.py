@@ -26,6 +26,10 @@ _PATHS_KEPT = 4096
 _HEAP_SLACK = 256
 _WORDS = "policies decide and do not raise"
 
+_Place = tuple[tuple[int, ...], bool, tuple[tuple[int, ...], ...]]
+"""About a node of a path: the stages that follow it under the same policy, in the worker's order;
+whether the one before is this policy's, too; and the :meth:`~PathTree.ways` from there on."""
+
 
 class PolicyDefect(RuntimeError):
     """A policy does what no policy may: nothing that it says can be relied on any more.
@@ -73,7 +77,7 @@ class Scheduler:
         self._widths = widths
         self._facts = dict(facts or {})
         self._shares = tuple(shares)
-        self._places: dict[tuple[bytes, int], tuple[tuple[int, ...], bool]] = {}
+        self._places: dict[tuple[bytes, int], _Place] = {}
         self._specs: dict[int, dict[str, Any]] = {s: dict(p) for s, p in policies.items()}
         self._by_stage: dict[int, Policy] = {}
         self._policies: list[Policy] = []
@@ -337,8 +341,10 @@ class Scheduler:
         self._running[run.stage] = self._running.get(run.stage, 0) + 1
         if len(tickets) > 1:
             # Rows that go the same way next lie side by side in the output: one message for them.
-            # So do those of one length in a padded batch.
-            tickets.sort(key=lambda t: (_next_stages(t), t.shape))
+            # So do those of one length in a padded batch, and those that go the same way later: the
+            # blocks up to there need not put them together.
+            ways = {t.key: self._known(t)[2] for t in tickets}
+            tickets.sort(key=lambda t: (ways[t.key][:1], t.shape, ways[t.key]))
         return Batch(run.stage, tuple(tickets), pad_to=run.pad_to, keys=run.keys)
 
     def _remove(self, ticket: Ticket) -> None:
@@ -355,8 +361,7 @@ class Scheduler:
 
     def _query(self, ticket: Ticket) -> Query:
         item = ticket.item
-        place = self._places.get((item.path.wire, item.hop))
-        ahead, continues = place or self._place(item.path, item.hop)
+        ahead, continues, _ = self._known(ticket)
         return Query(
             ticket.key,
             ticket.stage,
@@ -371,9 +376,11 @@ class Scheduler:
             ticket.origin if continues else ELSEWHERE,
         )
 
-    def _place(self, path: PathTree, hop: int) -> tuple[tuple[int, ...], bool]:
-        """What a policy has to do with the stages about node ``hop``: those that follow it under
-        the same policy, in the worker's order, and whether the one before is this policy's, too."""
+    def _known(self, ticket: Ticket) -> _Place:
+        path, hop = ticket.item.path, ticket.item.hop
+        return self._places.get((path.wire, hop)) or self._place(path, hop)
+
+    def _place(self, path: PathTree, hop: int) -> _Place:
         policy = self._by_stage[path.nodes[hop].stage]
         below: set[int] = set()
         todo = [hop]
@@ -387,11 +394,6 @@ class Scheduler:
         continues = parent >= 0 and self._by_stage.get(path.nodes[parent].stage) is policy
         if len(self._places) >= _PATHS_KEPT:
             self._places.clear()
-        place = tuple(s for s in policy.stages if s in below), continues
+        place = tuple(s for s in policy.stages if s in below), continues, path.ways(hop)
         self._places[path.wire, hop] = place
         return place
-
-
-def _next_stages(ticket: Ticket) -> list[int]:
-    path, hop = ticket.item.path, ticket.item.hop
-    return [path.nodes[c].stage for c in path.children(hop)]
