@@ -256,7 +256,7 @@ def _settle(
         choice = block.choices.get(machine) if machine and device == "cpu" else None
         if (
             choice is not None
-            and _is_ours(choice)
+            and files_of(str(choice["engine"]), str(choice["precision"]))
             and precision in (AUTO, choice["precision"])
             and not refusal(block, str(choice["engine"]), str(choice["precision"]))
         ):
@@ -264,12 +264,6 @@ def _settle(
             return str(choice["engine"]), str(choice["precision"]), merged
         engine = own_engine(block.format) or ""
     return engine, "fp32" if precision == AUTO else precision, given
-
-
-def _is_ours(choice: Mapping[str, Any]) -> bool:
-    """Whether this release has what another one may have chosen."""
-    kind = ENGINES.get(str(choice["engine"]))
-    return kind is not None and choice["precision"] in kind.files
 
 
 def _option_problem(
@@ -347,11 +341,15 @@ def _missing_file(
     )
 
 
+def files_of(engine: str, precision: str) -> tuple[str, ...]:
+    """Kinds of file that ``engine`` loads for ``precision``; none if this release has no such."""
+    return ENGINES[engine].files.get(precision, ()) if engine in ENGINES else ()
+
+
 def refusal(block: BlockInfo, engine: str, precision: str) -> str:
     """What was found of ``engine`` when the variant that it would load was made, if that keeps it
     from running it; '' = nothing does."""
-    kinds = ENGINES[engine].files.get(precision, ()) if engine in ENGINES else ()
-    variants = [block.variants[k] for k in kinds if k in block.variants]
+    variants = [block.variants[k] for k in files_of(engine, precision) if k in block.variants]
     return next((v.refused[engine] for v in variants if engine in v.refused), "")
 
 

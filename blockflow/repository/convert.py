@@ -198,6 +198,11 @@ def convert_block(
     ]
     if calibrates and samples is not None and samples.seeded:
         warnings.append("calibrated on random inputs: expect errors on real ones; give --calibrate")
+    if block.choices.keys() - info.choices.keys():
+        warnings.append(
+            "the choice of its engine was measured with the file before, and is forgotten; measure "
+            f"again: blockflow profile {name} --choose"
+        )
     return ConvertReport(
         block=name,
         variant=kind,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from blockflow.core.engines import files_of
 from blockflow.core.errors import RepositoryError
 from blockflow.core.limits import NAME_PATTERN, VERSION_CHARS
 from blockflow.core.model import BlockInfo, Contract, Padding, TensorSpec, Variant
@@ -237,6 +238,17 @@ class Manifest(_Strict):
             return self.sha256
         form = self.variants.get(variant)
         return form.digest if form is not None else None
+
+    def with_variant(self, kind: str, form: VariantForm) -> Manifest:
+        """This manifest with another form of the artifact. Choices that were measured with another
+        file of that kind are left out: neither time nor error is known of this one."""
+        known, choices = self.variants.get(kind), self.choices
+        if known is not None and known.digest != form.digest:
+            choices = {
+                m: c for m, c in choices.items() if kind not in files_of(c.engine, c.precision)
+            }
+        variants = {**self.variants, kind: form}
+        return self.model_copy(update={"variants": variants, "choices": choices})
 
     @field_validator("created")
     @classmethod

@@ -187,7 +187,8 @@ class BlockRepository:
     def save_variant(
         self, name: str, kind: str, variant: VariantForm, data: Path | bytes, *, digest: str
     ) -> BlockInfo:
-        """Store a further form of a block's artifact and pin it in the manifest.
+        """Store a further form of a block's artifact and pin it in the manifest
+        (:meth:`Manifest.with_variant`).
 
         ``variant``'s ``file``, ``digest`` and ``bytes`` are filled in from the data.
 
@@ -208,8 +209,7 @@ class BlockRepository:
                 raise self._mismatch(name, "the block was replaced while it was being converted")
             file, found, size = place(folder, data, kind)
             pinned = variant.model_copy(update={"file": file, "digest": found, "bytes": size})
-            variants = {**manifest.variants, kind: pinned}
-            stored = manifest.model_copy(update={"variants": variants})
+            stored = manifest.with_variant(kind, pinned)
             put_manifest(folder, stored, stored_in)
         return stored.to_info()
 

@@ -13,10 +13,11 @@ from blockflow.cli.main import main
 from blockflow.core.engines import UNLOADED
 from blockflow.core.errors import BlockFlowError, ExportError
 from blockflow.engine import workshop
-from blockflow.repository.convert import ConvertReport
+from blockflow.repository.convert import ConvertReport, convert_block
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.verdict import none_fit
-from tests.unit.test_repository_variants import save_block
+from tests.unit.test_convert import Bench
+from tests.unit.test_repository_variants import choice, save_block
 
 
 @pytest.fixture
@@ -54,6 +55,23 @@ def test_a_block_that_is_not_there_is_told_before_anything_is_made(
     assert main(["convert", "a", "c", "--to", "onnx", "-r", blocks, "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["variants"] == [] and document["error"]["code"] == "UNKNOWN_BLOCK"
+
+
+def test_that_a_choice_is_forgotten_is_told_with_the_command_that_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file again is the one that it was measured with."""
+    save_block(store := BlockRepository(tmp_path), "a")
+    bench = Bench()
+    digest = store.info("a").digest
+    assert convert_block(store, "a", "onnx", bench).warning == ""
+    store.save_choice("a", "machine", choice(), digest=digest)
+    assert convert_block(store, "a", "onnx", bench).warning == ""
+    assert "machine" in store.info("a").choices
+    monkeypatch.setattr(bench, "make", lambda *given: given[-1].write_bytes(b"otherwise"))
+    warning = convert_block(store, "a", "onnx", bench).warning
+    assert "forgotten" in warning and "blockflow profile a --choose" in warning
+    assert not store.info("a").choices
 
 
 @pytest.mark.parametrize("why", [f"{UNLOADED}no such type", "fails on [1, 4]: no such type"])

@@ -170,6 +170,26 @@ def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
     assert set(again.choices) == {"one", "two"}
 
 
+def test_a_choice_goes_with_the_file_that_it_was_measured_with(
+    repository: BlockRepository,
+) -> None:
+    """Of another conversion neither time nor error is known."""
+    digest = save_block(repository, "b").digest
+    by_int8 = choice().model_copy(update={"precision": "int8"})
+    of_another_release = choice().model_copy(update={"engine": "tensorrt"})
+    for kind in ("onnx", "onnx-int8"):
+        repository.save_variant("b", kind, form(), b"one", digest=digest)
+    for machine, made in (("m", choice()), ("n", by_int8), ("o", of_another_release)):
+        repository.save_choice("b", machine, made, digest=digest)
+
+    def after(kind: str, data: bytes) -> set[str]:
+        return set(repository.save_variant("b", kind, form(), data, digest=digest).choices)
+
+    assert after("onnx", b"one") == after("aoti", b"new") == {"m", "n", "o"}
+    assert after("onnx-int8", b"two") == {"m", "o"}
+    assert after("onnx", b"two") == {"o"}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
