@@ -156,8 +156,8 @@ def select(
     """Decide what runs ``block``.
 
     ``auto`` is the choice that ``blockflow profile --choose`` has recorded for this machine, where
-    there is one of this release that keeps to an explicit ``precision`` and has not been refused
-    since; else the artifact format's own engine at fp32. Given options go over the choice's.
+    there is one of this release that keeps to an explicit ``precision``, has all given options and
+    was not refused since; else the format's own engine at fp32. Given options go over a choice's.
 
     Args:
         block: the stored block with its variants and choices.
@@ -254,14 +254,16 @@ def _settle(
     given = dict(options)
     if engine == AUTO:
         choice = block.choices.get(machine) if machine and device == "cpu" else None
-        if (
-            choice is not None
-            and files_of(str(choice["engine"]), str(choice["precision"]))
-            and precision in (AUTO, choice["precision"])
-            and not refusal(block, str(choice["engine"]), str(choice["precision"]))
-        ):
+        if choice is not None:
+            name, chosen = str(choice["engine"]), str(choice["precision"])
             merged = {**choice.get("options", {}), **given}
-            return str(choice["engine"]), str(choice["precision"]), merged
+            if (
+                files_of(name, chosen)
+                and precision in (AUTO, chosen)
+                and merged.keys() <= ENGINES[name].options.keys()
+                and not refusal(block, name, chosen)
+            ):
+                return name, chosen, merged
         engine = own_engine(block.format) or ""
     return engine, "fp32" if precision == AUTO else precision, given
 

@@ -96,7 +96,9 @@ def test_auto_is_this_machines_choice() -> None:
     assert select(block, device="cuda:0", machine="here").engine == "exported"
 
 
-@pytest.mark.parametrize("other", [{"engine": "newer"}, {"precision": "int4"}])
+@pytest.mark.parametrize(
+    "other", [{"engine": "newer"}, {"precision": "int4"}, {"options": {"newer": 1}}]
+)
 def test_a_choice_of_another_release_is_none(other: dict[str, str]) -> None:
     block = replace(FULL, choices={"here": {**CHOICE, **other}})
     assert select(block, machine="here") == select(block)
@@ -174,6 +176,17 @@ def test_given_options_go_over_the_choices() -> None:
     assert select(block, machine="here").options == {"memory_format": "contiguous"}
     own = select(block, options={"memory_format": "channels_last"}, machine="here")
     assert own.precision == "bf16" and own.options == {"memory_format": "channels_last"}
+
+
+def test_options_that_were_given_without_the_choice_go_on_without_it() -> None:
+    """Measured afterwards, it would keep a block that serves from being started again."""
+    block = replace(FULL, choices={"here": CHOICE})
+    given = {"weights": "own"}
+    assert not misfits(block, options=given, machine="here")
+    assert select(block, options=given, machine="here") == select(FULL, options=given)
+    assert select(block, options={"rows": [2]}, machine="here").engine == "openvino"
+    (problem,) = misfits(block, options={"wieghts": "own"}, machine="here")
+    assert "weights" in problem.hint
 
 
 @pytest.mark.parametrize(
