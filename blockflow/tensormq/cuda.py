@@ -213,7 +213,7 @@ class CudaProducer(ShmProducer):
         if not await_closed(self._arena, _CLOSE_S):
             # Freed under an importer's eyes it would be undefined behaviour; with the process it
             # goes in an order that the driver keeps.
-            _LOG.warning("a consumer has the slab open still: the process's end frees it")
+            _LOG.warning("a consumer may have the slab open still: the process's end frees it")
             return
         try:
             self.device.keep(self)

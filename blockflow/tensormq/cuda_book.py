@@ -107,19 +107,28 @@ def verdict_rows(data: memoryview) -> memoryview:
 
 
 def await_closed(book: Arena, timeout_s: float) -> bool:
-    """Tell consumers to close, and wait until all have; False when some has not in time."""
+    """Tell consumers to close, and wait until all have; False when some has not in time, or nobody
+    can tell, since the folder was removed."""
     book.data[:_HEAD].cast("Q")[_CLOSING] = 1
     end = time.monotonic() + timeout_s
-    with open(arena_path(book.run_dir, book.incarnation), "rb") as f:
+    try:
+        fd = os.open(
+            arena_path(book.run_dir, book.incarnation), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except FileNotFoundError:
+        return False
+    try:
         while True:
             try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= end:
                     return False
                 time.sleep(_LOOK_S)  # bounded, at the end of a process's life
             else:
                 return True
+    finally:
+        os.close(fd)
 
 
 class BookReader:

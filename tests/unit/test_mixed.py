@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockflow.core.errors import RequestError, WireError
-from blockflow.tensormq.arena import DEVICE_BIT
+from blockflow.tensormq.arena import DEVICE_BIT, arena_path
 from blockflow.tensormq.channel import OutBuffer
 from blockflow.tensormq.cuda import SLAB_ALIGN, CudaProducer
 from blockflow.tensormq.cuda_consumer import CudaMapping
@@ -268,6 +268,21 @@ def test_an_importer_that_does_not_close_is_not_freed_under(
     assert is_right(tensor)
     rig.near.close()
     # What the process's end does on a real device:
+    api = rig.device.api
+    assert isinstance(api, FakeCuda)
+    for name in api.world.names("mem") + api.world.names("event"):
+        api.world.remove(name)
+
+
+def test_without_its_book_an_owner_leaves_the_slab_to_the_processs_end(
+    rig: Rig, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody has removed the system's folder: whoever has the slab open cannot be asked."""
+    finish(buffer := rig.computed(NEAR))
+    rig.producer.discard(buffer)
+    arena_path(run_dir, OWNER | DEVICE_BIT).unlink()
+    rig.producer.close()
+    assert "the process's end frees it" in caplog.text
     api = rig.device.api
     assert isinstance(api, FakeCuda)
     for name in api.world.names("mem") + api.world.names("event"):
