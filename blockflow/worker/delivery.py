@@ -292,16 +292,20 @@ class Delivery:
     def _copies(
         self, sends: Sequence[tuple[Part, StageRoute]], out: OutBuffer, batch: Batch
     ) -> list[tuple[Part, StageRoute, Payload]]:
-        """Whole tensors for those that cannot have the buffer itself."""
+        """Whole tensors for those that cannot have the buffer itself; one for the same rows."""
         whole = Payload(TensorDesc(out.dtype, out.dims), out.memory)
+        made: dict[tuple[object, ...], Payload] = {}
         copies: list[tuple[Part, StageRoute, Payload]] = []
         for part, route in sends:
-            own = part.of(whole)
+            rows = part.start, part.stop, part.shape
             try:
-                copies.append((part, route, Payload(own.desc, bytes(own.frame or b""))))
+                if rows not in made:
+                    own = part.of(whole)
+                    made[rows] = Payload(own.desc, bytes(own.frame or b""))
+                copies.append((part, route, made[rows]))
             except MemoryError:
                 self._fail_part(part, batch, _NO_MEMORY)
-        batch.copies += len(copies)
+        batch.copies += len(made)
         return copies
 
     def _copied_for(

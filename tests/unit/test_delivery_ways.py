@@ -106,6 +106,19 @@ def test_more_than_a_slot_has_lanes_for_get_the_elements(
     assert alone.shipment is not None
 
 
+def test_those_who_get_the_same_elements_get_one_copy(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trunk with more heads than its slots have lanes, on one input."""
+    monkeypatch.setattr(Slots, "max_consumers", 1)
+    batch = rig.batch([[1], [1, 2], [1, 3]])
+    rig.send(batch, prepared=False)
+    frames = [frame for _, _, frame in rig.push.sent]
+    assert frames.count(b"") == 1 and len(frames) == 3
+    assert frames[1] == frames[2] == torch.full((2,), 1.0).numpy().tobytes()
+    assert batch.copies == 1
+
+
 def test_frames_have_a_bound_of_consumers_as_well(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
