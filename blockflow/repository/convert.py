@@ -200,8 +200,8 @@ def convert_block(
         warnings.append("calibrated on random inputs: expect errors on real ones; give --calibrate")
     if block.choices.keys() - info.choices.keys():
         warnings.append(
-            "the choice of its engine was measured with the file before, and is forgotten; measure "
-            f"again: blockflow profile {name} --choose"
+            "the choice of its engine does not hold for this file, which is less exact or runs on "
+            f"this machine only, and is forgotten; measure again: blockflow profile {name} --choose"
         )
     return ConvertReport(
         block=name,

@@ -179,6 +179,13 @@ class Choice(_Strict):
     ]
     when: Annotated[str, Field(description="UTC, ISO 8601")]
 
+    def holds(self, machine: str, form: VariantForm) -> bool:
+        """Whether ``form`` can be loaded on the choice's ``machine`` and was found as exact as the
+        choice has to be."""
+        seen = form.engines.get(self.engine)
+        error = form.error if seen is None else seen.error
+        return form.machine in ("", machine) and error is not None and error <= self.tolerance
+
     @field_validator("options")
     @classmethod
     def _finite(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -240,13 +247,15 @@ class Manifest(_Strict):
         return form.digest if form is not None else None
 
     def with_variant(self, kind: str, form: VariantForm) -> Manifest:
-        """This manifest with another form of the artifact. Choices that were measured with another
-        file of that kind are left out: neither time nor error is known of this one."""
-        known, choices = self.variants.get(kind), self.choices
-        if known is not None and known.digest != form.digest:
-            choices = {
-                m: c for m, c in choices.items() if kind not in files_of(c.engine, c.precision)
-            }
+        """This manifest with another form of the artifact, and without the choices that were
+        measured with another file of that kind and do not hold for this one."""
+        known = self.variants.get(kind)
+        other = known is not None and known.digest != form.digest
+        choices = {
+            m: c
+            for m, c in self.choices.items()
+            if not other or kind not in files_of(c.engine, c.precision) or c.holds(m, form)
+        }
         variants = {**self.variants, kind: form}
         return self.model_copy(update={"variants": variants, "choices": choices})
 

@@ -60,7 +60,7 @@ def test_a_block_that_is_not_there_is_told_before_anything_is_made(
 def test_that_a_choice_is_forgotten_is_told_with_the_command_that_makes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same file again is the one that it was measured with."""
+    """It holds for the same file, and for one that is as exact as was asked for."""
     save_block(store := BlockRepository(tmp_path), "a")
     bench = Bench()
     digest = store.info("a").digest
@@ -69,7 +69,11 @@ def test_that_a_choice_is_forgotten_is_told_with_the_command_that_makes_another(
     assert convert_block(store, "a", "onnx", bench).warning == ""
     assert "machine" in store.info("a").choices
     monkeypatch.setattr(bench, "make", lambda *given: given[-1].write_bytes(b"otherwise"))
-    warning = convert_block(store, "a", "onnx", bench).warning
+    assert convert_block(store, "a", "onnx", bench).warning == ""
+    assert "machine" in store.info("a").choices
+    bench = Bench(openvino=lambda x: x * 2.1)
+    monkeypatch.setattr(bench, "make", lambda *given: given[-1].write_bytes(b"less exact"))
+    warning = convert_block(store, "a", "onnx", bench, tolerance=0.1).warning
     assert "forgotten" in warning and "blockflow profile a --choose" in warning
     assert not store.info("a").choices
 

@@ -170,24 +170,31 @@ def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
     assert set(again.choices) == {"one", "two"}
 
 
-def test_a_choice_goes_with_the_file_that_it_was_measured_with(
+def test_a_choice_that_does_not_hold_for_another_file_is_forgotten(
     repository: BlockRepository,
 ) -> None:
-    """Of another conversion neither time nor error is known."""
+    """What ``auto`` is said to be would not be true: as exact as that, or there at all."""
     digest = save_block(repository, "b").digest
     by_int8 = choice().model_copy(update={"precision": "int8"})
     of_another_release = choice().model_copy(update={"engine": "tensorrt"})
-    for kind in ("onnx", "onnx-int8"):
-        repository.save_variant("b", kind, form(), b"one", digest=digest)
-    for machine, made in (("m", choice()), ("n", by_int8), ("o", of_another_release)):
-        repository.save_choice("b", machine, made, digest=digest)
+    compiled = choice().model_copy(update={"engine": "compiled"})
+    made = {"m": choice(), "n": by_int8, "o": of_another_release, "p": compiled, "q": compiled}
+    for kind, machine in (("onnx", ""), ("onnx-int8", ""), ("aoti", "q")):
+        repository.save_variant("b", kind, form(machine), b"one", digest=digest)
+    for machine, one in made.items():
+        repository.save_choice("b", machine, one, digest=digest)
 
-    def after(kind: str, data: bytes) -> set[str]:
-        return set(repository.save_variant("b", kind, form(), data, digest=digest).choices)
+    def after(kind: str, data: bytes, machine: str = "", **errors: float | None) -> str:
+        engines = {name: VerdictForm(error=error) for name, error in errors.items()}
+        other = form(machine).model_copy(update={"engines": engines, "error": 0.01})
+        return "".join(repository.save_variant("b", kind, other, data, digest=digest).choices)
 
-    assert after("onnx", b"one") == after("aoti", b"new") == {"m", "n", "o"}
-    assert after("onnx-int8", b"two") == {"m", "o"}
-    assert after("onnx", b"two") == {"o"}
+    assert after("onnx", b"one", openvino=0.011) == "mnopq", "the file is the same"
+    assert after("onnx", b"two", openvino=0.01) == "mnopq", "as exact as was asked for"
+    assert after("onnx", b"three") == "mnopq", "by those who were there"
+    assert after("aoti", b"two", "q") == "mnoq", "of another machine than p's"
+    assert after("onnx-int8", b"two", openvino=0.011, onnxruntime=0.0) == "moq"
+    assert after("onnx", b"four", openvino=None) == "oq", "not finite"
 
 
 @pytest.mark.parametrize(
