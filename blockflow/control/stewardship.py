@@ -11,6 +11,7 @@ from typing import Any
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.adoption import Inheritance, running_lookup
+from blockflow.control.disk import Disk
 from blockflow.control.journal import Journal, JournalFile
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
@@ -19,8 +20,9 @@ from blockflow.control.store import StateStore
 from blockflow.control.stored import StoredState
 from blockflow.control.succession import Outcome
 from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.model import BlockInfo
 from blockflow.core.topology import Topology, parse_topology
-from blockflow.launch.ward import Ward
+from blockflow.launch.ward import Ward, awaited
 from blockflow.repository.repository import BlockRepository
 
 log = logging.getLogger("blockflow.control")
@@ -32,8 +34,9 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
 
     Raises:
         SystemError_: INTERNAL when nothing can be taken over (NO_SPACE: there was no room for the
-            journal); the guardian is told, and begins anew from the stored state. Not so where
-            there is no room to read it at present (NO_SPACE, too).
+            journal); the guardian is told, and begins anew from the stored state.
+        BlockFlowError: what is :func:`awaited`: there is no room to read at present, or the
+            repository is away, of which something has to be known. The guardian is not told.
     """
     file = JournalFile(ward.run_dir)
     try:
@@ -46,7 +49,7 @@ def inherit(settings: ControlSettings, store: StateStore, ward: Ward) -> Inherit
         elif state.topology is not None and journal.standing is not None:
             topology, notes = journal.standing.topology(state.topology), journal.standing.notes
     except (LookupError, TypeError, ValueError, BlockFlowError) as e:
-        if isinstance(e, SystemError_) and e.code == "NO_SPACE":
+        if isinstance(e, BlockFlowError) and awaited(e):
             raise
         ward.line.anew(str(e))
         code = "NO_SPACE" if file.given_up else "INTERNAL"
@@ -64,10 +67,24 @@ def _looked_up(
     be read and the former one is. Raises BlockFlowError."""
     if state.topology is None:
         return None, ()
+    Disk(settings.repository).is_there()
     notes = list[str]()
     stored = stored_lookup(BlockRepository(settings.repository), state.digests, notes)
-    lookup = running_lookup(journal, state.digests, stored)
-    topology = parse_topology(state.topology, lookup, policy_problems)
+    known = running_lookup(journal, state.digests, stored)
+    lacking: list[BlockFlowError] = []
+
+    def lookup(name: str) -> BlockInfo:
+        try:
+            return known(name)
+        except BlockFlowError as e:
+            if awaited(e):
+                lacking.append(e)
+            raise
+
+    try:
+        topology = parse_topology(state.topology, lookup, policy_problems)
+    except BlockFlowError as e:
+        raise (lacking or [e])[0] from None
     shelf = ProfileShelf(settings.repository)
     topology, unfit = with_fitting(
         shelf.with_costs(topology), settings.cores, shelf, journal.with_policies()

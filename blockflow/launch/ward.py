@@ -52,7 +52,8 @@ _ALIVE_NS = 1_000_000_000
 
 def awaited(error: BlockFlowError) -> bool:
     """Whether in the place of a successor with this error another one is tried until there is room,
-    the state's disk is back, or the installation is mended. The guardian says so, once."""
+    the state's disk or the repository is back, or the installation is mended. The guardian says so,
+    once."""
     return error.code in _AWAITED or is_away(error)
 
 

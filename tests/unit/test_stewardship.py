@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from unittest.mock import MagicMock
 import pytest
 from control_rig import World, echo_repository
 
-from blockflow.control import manager, stewardship
+from blockflow.control import disk, manager, stewardship
 from blockflow.control.adoption import Adoption, plan_adoption
 from blockflow.control.journal import NAME, Journal, JournalFile
 from blockflow.control.manager import Manager
@@ -24,9 +25,9 @@ from blockflow.control.settings import ControlSettings
 from blockflow.control.stewardship import Biography, inherit
 from blockflow.control.store import StateStore
 from blockflow.control.succession import Outcome
-from blockflow.core.errors import SystemError_
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.core.placement import desired_workers
-from blockflow.launch.ward import Ward
+from blockflow.launch.ward import Ward, awaited
 from tests.unit.test_stages import profile
 
 LBCI = {"policy": "lbci", "t_opt_ms": 500}
@@ -171,31 +172,52 @@ def test_what_cannot_be_taken_over_is_told_to_the_guardian(tmp_path: Path, lost:
             assert found.topology.digests() == DIGESTS
 
 
-@pytest.mark.parametrize("lacks", ["journal", "block"])
-def test_what_cannot_be_read_for_want_of_room_is_left_to_the_next_successor(
-    tmp_path: Path, lacks: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lacks", "code"),
+    [
+        pytest.param("journal", "NO_SPACE", id="room for the journal"),
+        pytest.param("room", "NO_SPACE", id="room for a block"),
+        pytest.param("block", "UNKNOWN_BLOCK", id="repository is away"),
+        pytest.param("answer", "TIMEOUT", id="repository is silent"),
+    ],
+)
+def test_what_cannot_be_read_at_present_is_left_to_the_next_successor(
+    tmp_path: Path, lacks: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else who serves would be ended, for descriptors that may be there in a second."""
+    """Else who serves would be ended, for what may be there in a second. The epoch's own block is
+    nobody's yet."""
+    end, opened, threads = threading.Event(), os.open, set(threading.enumerate())
 
     def refuse(*_: object) -> NoReturn:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def refuse_block(*_: object) -> NoReturn:
-        raise SystemError_("NO_SPACE", "cannot be opened: Too many open files")
+    def refuse_blocks(path: Any, *args: Any, **kwargs: Any) -> int:
+        if "blocks" in os.fspath(path):
+            refuse()
+        return opened(path, *args, **kwargs)
 
     JournalFile(tmp_path).write(json.dumps(asdict(in_force(LBCI))))
     if lacks == "journal":
         monkeypatch.setattr(RoomyFile, "read", refuse)
-    else:
-        monkeypatch.setattr(stewardship, "parse_topology", refuse_block)
+    elif lacks == "room":
+        echo_repository(tmp_path / "blocks")
+        monkeypatch.setattr(os, "open", refuse_blocks)
+    elif lacks == "answer":
+        monkeypatch.setattr(disk.Disk.ask, "__defaults__", (0.05,))
+        monkeypatch.setattr(disk.Disk.is_there, "__defaults__", (0.05,))
+        monkeypatch.setattr(os.path, "isdir", lambda _: end.wait())
     settings = ControlSettings(repository=tmp_path / "blocks", state_dir=tmp_path / "state")
     told: list[str] = []
     ward = SimpleNamespace(run_dir=tmp_path, line=SimpleNamespace(anew=told.append))
+    body = {"blocks": ["a", "tail"], "tasks": {"t": ["a", "tail"]}}
     with StateStore(settings.state_dir) as store:
-        store.commit(2, BODY, BODY, DIGESTS)
-        with pytest.raises(SystemError_) as e:
+        store.commit(2, body, body, {"a": "a-digest", "tail": "tail-digest"})
+        with pytest.raises(BlockFlowError) as e:
             inherit(settings, store, cast(Ward, ward))
-    assert e.value.code == "NO_SPACE" and told == []
+    end.set()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()
+    assert e.value.code == code and awaited(e.value) and told == []
 
 
 class Ended(BaseException):
