@@ -20,7 +20,7 @@ from blockflow.control.memory import Shortage, killed
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
 from blockflow.launch.ends import TEMPLATE_STATUS
-from blockflow.launch.process import start_time
+from blockflow.launch.process import certain_start_time, not_started
 
 log = logging.getLogger("blockflow.control")
 
@@ -29,6 +29,9 @@ _ASK_NS = 20_000_000
 
 _TOLD_KEPT = 256
 """Whose end was told lately: for longer than it takes to act on it."""
+
+_END_S = 1.0
+"""For a process that was started just now to be gone once it is killed."""
 
 _OWN_DESCRIPTORS = 32
 _DESCRIPTORS_PER_CHILD = 8
@@ -141,8 +144,16 @@ class Children:
             return self._defect(order, e)
         if child is None:
             return None
+        try:
+            started = certain_start_time(child.pid)
+        except OSError as e:
+            # A successor could not tell whose number it is: it would end a sound process later.
+            stop_all([child], _END_S)
+            child.close()
+            what = f"launch of {order.name!r}"
+            return self._failed(order, not_started(what, str(e), e.errno or 0, order.name))
         self._watch(order.incarnation, child, str(order.spec.get("log_path", "")))
-        return Launched(order.incarnation, child.pid, start_time(child.pid))
+        return Launched(order.incarnation, child.pid, started)
 
     def _defect(self, order: Launch, error: Exception) -> LaunchFailed:
         """An option that no message can carry, or a defect. The life that waits for it ends, as

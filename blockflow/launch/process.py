@@ -243,7 +243,21 @@ def start_time(pid: int) -> int:
 
     With it a process id means one process only: the kernel gives numbers out again.
     """
-    found = _parent_and_start(pid)
+    try:
+        return certain_start_time(pid)
+    except OSError:
+        return 0
+
+
+def certain_start_time(pid: int) -> int:
+    """:func:`start_time`. Raises OSError: there is no room to find out; nobody is dead for want of
+    a descriptor."""
+    try:
+        found = _looked_up(pid)
+    except OSError as e:
+        if is_scarcity(e):
+            raise
+        return 0
     return 0 if found is None else found[1]
 
 
@@ -264,14 +278,13 @@ def open_process(pid: int, started: int) -> int:
     """A pidfd of the process with this number that was started then; -1 = it is gone.
 
     Raises:
-        OSError: there is no room to find out; nobody is dead for want of a descriptor.
+        OSError: there is no room to find out.
     """
     pidfd = -1
     try:
         pidfd = os.pidfd_open(pid)
         # Looked up once it is held: from here on the number stands for nobody else.
-        found = _looked_up(pid)
-        if started and found is not None and found[1] == started:
+        if started and certain_start_time(pid) == started:
             held, pidfd = pidfd, -1
             return held
     except OSError as e:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -276,6 +278,30 @@ def test_no_more_are_launched_than_descriptors_are_enough_for(
     assert failed.error.message.startswith("2 processes are all that 55 file descriptors")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert children.launch(order(4)) is None
+
+
+def test_a_process_of_which_nobody_could_say_which_it_is_is_ended_at_once(
+    children: Children, launcher: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor would end it when it serves: its number may be another one's by then."""
+    held: list[int] = []
+
+    def fails(path: Path) -> NoReturn:
+        if path.parts[-1] == "stat":
+            held.append(int(path.parts[-2]))
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        child = Child("w#1", process.pid, os.pidfd_open(process.pid), process.poll)
+        monkeypatch.setattr(launcher, "attempt", lambda *_: child)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", fails)
+            failed = children.launch(order(1))
+        status = process.poll()
+        process.kill()
+        assert status == -signal.SIGKILL and held == [process.pid]
+    assert isinstance(failed, LaunchFailed) and failed.error.code == "NO_SPACE"
+    assert len(children) == 0 and child.pidfd == -1 and list(children.reap([])) == []
 
 
 def test_the_end_of_the_control_plane_forgets_them(children: Children, launcher: Slow) -> None:
