@@ -339,7 +339,7 @@ class Exchange:
             _LOG.exception("%s could not be handled (%d so far)", what, n)
 
     def _reply(self, entry: Entry) -> None:
-        now = self._clock()
+        now, made = self._clock(), True
         try:
             ends = entry.results()
             learn(self.admission, entry, ends, now)
@@ -349,11 +349,14 @@ class Exchange:
                 self.memory.remember(entry, frames, now)
         except Exception as exc:  # its client would wait for its deadline
             self.defect("a reply")
+            made = False
             total = now - entry.received_ns
             failed = make_refusal(entry, own_failure(exc, "at its reply"), entry.plan.epoch, total)
             frames = [wire.encode_to_client(failed)]
         if entry.client:
             self._send_frames(entry.client, frames)
+        if not made:
+            self._desk.unreplied(entry)
 
     def _send(self, client: bytes, msg: wire.ToClient, frames: list[Any]) -> None:
         self._send_frames(client, [wire.encode_to_client(msg), *frames])

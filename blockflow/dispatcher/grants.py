@@ -114,6 +114,10 @@ class GrantDesk:
                 np.ndarray(part.shape, part.dtype, slot)[...] = part
         return place
 
+    def take_back(self, client: bytes, place: Place) -> None:
+        """What was placed there is not sent after all."""
+        self._book.take_back(client, place)
+
     def client_gone(self, client: bytes) -> None:
         """The client is given up: its segments and its invitation with it."""
         self._withdraw(client)

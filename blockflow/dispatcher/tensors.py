@@ -254,6 +254,12 @@ class TensorDesk:
         self.legs.left(part.nbytes, False, copies=int(copied))
         return Result(mine, part.tobytes() if copied else part, None)
 
+    def unreplied(self, entry: Entry) -> None:
+        """No reply will name the client's slots that hold results of ``entry``."""
+        for end in entry.ended().values():
+            if isinstance(end.outcome, Answer) and end.outcome.payload.place is not None:
+                self._grants.take_back(entry.client, end.outcome.payload.place)
+
     def peer_gone(self, incarnation: int) -> None:
         """A worker is proven dead: its leases are void and its arena is unmapped."""
         self._producer.peer_gone(incarnation)

@@ -190,3 +190,9 @@ class GrantBook:
                 generations[slot] = generations[slot] % _U32 + 1
                 return Place(grant.number, slot, generations[slot])
         return None
+
+    def take_back(self, client: bytes, place: Place) -> None:
+        """A reserved slot that the client will never be told of, and so never release."""
+        grant = self._clients.get(client, {}).get(place.grant)
+        if grant is not None and grant.generations[place.slot] == place.generation:
+            grant.out.discard(place.slot)

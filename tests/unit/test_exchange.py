@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,13 +60,17 @@ class Scene:
     """A Dispatcher with one task of one block ``a``, whose workers have arenas of their own."""
 
     def __init__(
-        self, mode: str = "tensormq", replayable: bool = True, place: wire.Place | None = None
+        self,
+        mode: str = "tensormq",
+        replayable: bool = True,
+        place: wire.Place | None = None,
+        take_back: Callable[..., None] = lambda *_: None,
     ) -> None:
         self.door = Door()
         self.now = 0
         self.arenas = {n: Arena(n, 8) for n in (OWN, 11, 12)}
         producer, consumer = SlotProducer(self.arenas[OWN]), SlotConsumer(self.arenas)
-        grants = cast(Any, SimpleNamespace(place=lambda client, part: place))
+        grants = cast(Any, SimpleNamespace(place=lambda *_: place, take_back=take_back))
         self.desk = TensorDesk(producer, consumer, grants)
         clients = SimpleNamespace(send=self.door.to_client, present=())
         self.exchange = Exchange(
@@ -330,8 +334,10 @@ def test_a_request_that_cannot_be_sent_on_its_way_is_answered(
 def test_a_reply_that_cannot_be_made_is_an_answer_all_the_same(
     monkeypatch: pytest.MonkeyPatch, met: Exception, code: str
 ) -> None:
-    """At once, and not at the client's deadline."""
-    s = Scene()
+    """At once, and not at the client's deadline. A slot of the client's that it will not be told of
+    is free again."""
+    place, back = wire.Place(3, 1, 7), list[tuple[bytes, wire.Place]]()
+    s = Scene(place=place, take_back=lambda *told: back.append(told))
 
     def fail(*_: Any) -> None:
         raise met
@@ -340,7 +346,7 @@ def test_a_reply_that_cannot_be_made_is_an_answer_all_the_same(
     s.ask(1)
     s.answer(11, s.items(), [1.0])
     assert (s.ends(), s.exchange.stats.events["defects"]) == ([code], 1)
-    assert s.out()[0] == 0
+    assert s.out()[0] == 0 and back == [(CLIENT, place)]
 
 
 def test_nothing_is_sent_on_its_way_for_who_has_gone() -> None:

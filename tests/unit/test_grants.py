@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from blockflow.tensormq.grants import (
     geometry,
     segment_bytes,
 )
+from blockflow.wire.client import Place
 from blockflow.wire.grants import Direction
 
 UP, DOWN = Direction.UPLOAD, Direction.RESULT
@@ -84,6 +87,21 @@ def test_the_smallest_free_slot_is_taken() -> None:
     assert again is not None
     assert (again.slot, again.generation) == (5, 2)
     assert book.reserve(b"a", 128 * MIB, marks.__getitem__) is None
+
+
+def test_what_its_client_is_never_told_of_is_free_at_once() -> None:
+    book = GrantBook()
+    book.attach(b"a")
+    granted(book, b"a", DOWN, 64 * MIB)
+    places = [book.reserve(b"a", MIB, lambda n: [0] * 16) for _ in range(2)]
+    first, second = (p for p in places if p)
+    book.take_back(b"a", replace(second, generation=9))  # of a former result
+    book.take_back(b"a", replace(second, grant=9))
+    book.take_back(b"b", second)
+    assert book.reserve(b"a", MIB, lambda n: [0] * 16) is None
+    book.take_back(b"a", second)
+    assert book.reserve(b"a", MIB, lambda n: [0] * 16) == replace(second, generation=2)
+    assert book.reserve(b"a", MIB, lambda n: [0] * 16) is None and first.slot == 0
 
 
 def test_a_generation_is_never_the_mark_of_an_unused_slot() -> None:
@@ -193,6 +211,15 @@ class Machine(RuleBasedStateMachine):
         number, slot, generation = data.draw(st.sampled_from(sorted(self.held)))
         self.held.remove((number, slot, generation))
         self.marks[number][slot] = generation
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def take_back(self, data: st.DataObject) -> None:
+        number, slot, generation = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.remove((number, slot, generation))
+        client = next(c for c, mine in self.mine.items() if number in mine)
+        self.book.take_back(client, Place(number, slot, generation))
+        assert slot not in self.mine[client][number].out
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), wrong=st.integers(0, 2**32 - 1))
