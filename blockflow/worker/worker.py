@@ -308,7 +308,6 @@ class Worker:
                     parts.turns.poke()  # slots, policies, routes: there may be work now
 
     def _obey(self, parts: Parts, message: control.ControlMessage) -> None:
-        launch = self._launch
         match message:
             case control.Routes():
                 self._set_routes(parts, message)
@@ -332,7 +331,7 @@ class Worker:
                 parts.executor.lanes = min(parts.executor.lanes, message.lanes)
                 parts.turns.later(lambda: self._set_threads(parts, message))
             case _:
-                _LOG.warning("%s is not for %s", type(message).__name__, launch.name)
+                _LOG.warning("%s is not for %s", type(message).__name__, self._launch.name)
 
     def _set_policy(self, parts: Parts, message: control.SetPolicy) -> None:
         """Policies count on what the update was accepted for, not on the threads of this moment."""
@@ -361,11 +360,11 @@ class Worker:
 
     def _set_threads(self, parts: Parts, message: control.SetThreads) -> None:
         """In the engine thread: the pools of torch belong to the thread that computes."""
+        with parts.turns.lock:  # an earlier order may have been carried out since it came
+            parts.executor.lanes = min(parts.executor.lanes, message.lanes)
         parts.runner.set_threads(message.threads)
-        if parts.runner.threads != message.threads:
-            return
         with parts.turns.lock:
-            if parts.runner.concurrent:
+            if parts.runner.concurrent and parts.runner.threads == message.threads:
                 parts.executor.lanes = min(message.lanes, len(self._launch.stages))
         self._mailbox.put(Wake())  # for a lane that has no thread yet
 

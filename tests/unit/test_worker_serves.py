@@ -102,6 +102,27 @@ def test_fewer_lanes_count_at_once_and_more_when_their_threads_are_set() -> None
         assert rig.executor.lanes == 1, "two threads each could not be had"
 
 
+def test_an_order_that_comes_amid_another_ones_work_has_its_lanes_before_its_threads() -> None:
+    """To open an engine anew takes seconds; else three lanes would have two threads each."""
+    with serving(lanes=1) as rig:
+        opened: list[tuple[int, int]] = []
+
+        def opens(threads: int) -> None:
+            opened.append((threads, rig.executor.lanes))
+            rig.me.stand("job")
+            rig.runner.threads = threads
+
+        rig.runner.set_threads, rig.long_jobs = opens, True
+        for order in (control.SetThreads(1, 3), control.SetThreads(2, 1)):
+            rig.tell(order)
+            rig.settle()
+        rig.go(rig.engine)
+        assert opened == [(1, 1), (2, 1)]
+        rig.go(rig.engine)
+        rig.settle()
+        assert rig.executor.lanes == 1 and rig.runner.threads == 2
+
+
 def test_engines_that_cannot_compute_beside_others_have_one_lane() -> None:
     with serving(lanes=1) as rig:
         rig.runner.concurrent = False
