@@ -18,6 +18,7 @@ from blockflow.core.engines import select
 from blockflow.core.errors import BlockFlowError, RepositoryError
 from blockflow.core.measuring import Subject
 from blockflow.core.model import BlockInfo
+from blockflow.core.scarcity import passed_over
 from blockflow.repository.folder import split_reference
 from blockflow.repository.profile_record import ProfileRecord
 from blockflow.repository.profiles import ProfileStore
@@ -65,10 +66,13 @@ class Shelf:
 
 
 def stored(repository: BlockRepository, block: str) -> Shelf:
-    """What lies with a block. Raises RepositoryError: the block cannot be read."""
+    """What lies with a block; where a version is named, nothing that is another one's. Raises
+    RepositoryError: the block cannot be read."""
     info = repository.info(block)
     store = ProfileStore(repository.root)
-    records = _records(store, repository, [info])
+    others = _other_versions(repository, info) if split_reference(block)[1] else set()
+    found = _records(store, repository, [info])
+    records = tuple((r, reasons) for r, reasons in found if r.profile.digest not in others)
     unreadable = tuple(store.unreadable(info.name))
     auto = None
     with suppress(BlockFlowError):
@@ -76,6 +80,15 @@ def stored(repository: BlockRepository, block: str) -> Shelf:
         auto = chosen.engine, chosen.precision
     refused = {kind: v.refused for kind, v in info.variants.items() if v.refused}
     return Shelf(block, store.machine, records, info.choices, auto, unreadable, refused)
+
+
+def _other_versions(repository: BlockRepository, info: BlockInfo) -> set[str]:
+    """Digests of the block's other stored versions."""
+    digests = set[str]()
+    for version in repository.versions(info.name):
+        with passed_over():  # one that cannot be read is no reason to show nothing
+            digests.add(repository.info(f"{info.name}@{version}").digest)
+    return digests - {info.digest}
 
 
 def stored_chain(repository: BlockRepository, blocks: Sequence[str]) -> Shelf:
