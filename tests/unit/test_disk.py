@@ -110,8 +110,7 @@ def test_status_says_so_and_shows_the_rest(
     silence: Silence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stock, "GLANCE_S", 0.0)
-    monkeypatch.setattr(os.path, "isdir", silence)
-    monkeypatch.setattr(stock, "lost_artifact", lambda *_: "away")
+    monkeypatch.setattr(stock, "lost_artifact", lambda *_: silence() and "away")
     it = Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path))
     (warning,) = it.lost(ONE)
     assert warning.startswith(f"the repository {tmp_path} has not answered for ")
@@ -139,16 +138,19 @@ def test_which_artifacts_are_gone_is_not_known_while_the_repository_is_away(
 def test_a_thousand_blocks_may_take_longer_than_a_glance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float] = []
+    """Where one does not answer, the folder itself may still be known: a block is looked at."""
+    asked: list[tuple[float, Any]] = []
 
     def ask(_: Disk, question: Callable[[], Any], patience_s: float = disk.PATIENCE_S) -> Any:
-        asked.append(patience_s)
-        return question()
+        asked.append((patience_s, question()))
+        return asked[-1][1]
 
     monkeypatch.setattr(Disk, "ask", ask)
-    monkeypatch.setattr(stock, "lost_artifact", lambda *_: "")
-    assert Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path)).lost(ONE) == [""]
-    assert asked == [disk.GLANCE_S, disk.PATIENCE_S]
+    monkeypatch.setattr(stock, "lost_artifact", lambda _repository, spec, _info: spec)
+    three = {name: name for name in "abc"}
+    topology = cast(Topology, SimpleNamespace(blocks=three, infos=three))
+    assert Stock(BlockRepository(tmp_path), ProfileShelf(tmp_path)).lost(topology) == [*three]
+    assert asked == [(disk.GLANCE_S, ["a"]), (disk.PATIENCE_S, ["b", "c"])]
 
 
 @pytest.mark.parametrize(
