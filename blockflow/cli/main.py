@@ -197,8 +197,9 @@ def _listening(args: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _nothing_to_stop() -> Iterator[None]:
-    """``up`` has handlers of its own, which stay until its process has ended. Until it has set them
-    there is nothing that would have to be ended in order."""
+    """``up`` has handlers of its own. Until it has set them there is nothing that would have to be
+    ended in order, and nothing is left to be ended after it: Python itself, as it ends, would take
+    its handlers away, and the process be killed by whoever presses Ctrl-C again."""
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDING}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -207,8 +208,8 @@ def _nothing_to_stop() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is _leave:
-                signal.signal(number, handler)
+            own = signal.getsignal(number) is not _leave
+            signal.signal(number, signal.SIG_IGN if own else handler)
 
 
 def _leave(number: int, frame: types.FrameType | None) -> None:

@@ -60,6 +60,26 @@ def test_a_system_that_is_ended_before_it_has_begun_ends_in_order(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_who_presses_ctrl_c_again_as_a_system_ends_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python takes handlers away before its process has ended, but leaves alone what is ignored."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def ended() -> None:
+        for number in before:
+            signal.signal(number, lambda *_: None)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("blockflow.launch.process.raise_descriptor_limit", ended)
+    try:
+        assert main(["up"]) == 0
+        assert {signal.getsignal(n) for n in before} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("found", "then"),
     [(signal.default_int_handler, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)],
