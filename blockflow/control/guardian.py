@@ -380,13 +380,12 @@ class Guardian:
     def _await_all(self, timeout_s: float) -> None:
         """Reap until nobody of the instance is left, or the time is over."""
         end = time.monotonic() + timeout_s
-        while (left := end - time.monotonic()) > 0:
-            self._reap()
-            if not self._ours():
-                return
+        while self._ours() and (left := end - time.monotonic()) > 0:
             # Those of a template are not ours to reap: look again, also without a signal.
             select.select([self._wake], [], [], min(left, 0.05))
             self._drain_wakes()
+            self._reap()
+        self._reap()  # who had died by the last look was none of them any more
 
     def _ours(self) -> dict[int, int]:
         """What Managers have started, and one that lives: number -> start time. Other children may

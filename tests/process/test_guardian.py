@@ -37,3 +37,36 @@ def test_who_is_killed_and_lives_on_is_waited_for() -> None:
         [sys.executable, "-c", UNDYING], capture_output=True, text=True, timeout=60, check=True
     )
     assert json.loads(done.stdout) == [-9, [9]]
+
+
+LAST = """
+import os, signal, time
+from pathlib import Path
+from blockflow.control import guardian
+
+it = guardian.Guardian(Path("."))
+it._wake, _ = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+
+def look():
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return {}
+
+it._ours = look
+it._await_all(60.0)
+try:
+    print(os.waitpid(child, os.WNOHANG))
+except ChildProcessError:
+    print("collected")
+"""
+
+
+def test_who_dies_as_it_is_looked_for_is_collected() -> None:
+    """It is no living process any more, and nobody else may ever collect it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAST], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "collected\n"
