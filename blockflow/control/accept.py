@@ -13,7 +13,7 @@ from blockflow.control.manager import Manager
 from blockflow.control.policies import policy_misfits, with_stages
 from blockflow.control.profiles import ProfileShelf
 from blockflow.core.artifacts import Lookup
-from blockflow.core.errors import Problem, RepositoryError
+from blockflow.core.errors import BlockFlowError, Problem, RepositoryError
 from blockflow.core.model import BlockInfo
 from blockflow.core.placement import crowding_problems
 from blockflow.core.topology import Topology, draft_topology, invalid_update
@@ -88,8 +88,11 @@ class Acceptance:
         judged = replace(topology, oversubscribe=True) if crowded else topology
         unfit: list[Problem] = []
         if draft.whole:  # else the threads that the plan would give are not known
-            judged = with_stages(judged, cores, self._profiles)
-            unfit = policy_misfits(judged, cores, self._profiles)
+            try:
+                judged = with_stages(judged, cores, self._profiles)
+                unfit = policy_misfits(judged, cores, self._profiles)
+            except BlockFlowError as e:  # a profile cannot be read just now
+                unfit = [Problem("$.blocks", f"{e.code}: {e.message}", e.hint, e.code)]
         found = [*problems, *draft.problems, *crowded, *unfit]
         if found:
             raise invalid_update(found)

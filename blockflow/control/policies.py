@@ -38,7 +38,7 @@ class _Group:
 
 
 def policy_misfits(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> list[Problem]:
-    """What keeps a valid policy from working, with JSON paths."""
+    """What keeps a valid policy from working, with JSON paths. Raises as :func:`with_fitting`."""
     groups = _groups(topology, cores, shelf)
     ways = _ways(topology)
     return [p for group in groups for p in _misfits(group, ways)]
@@ -70,12 +70,15 @@ def with_fitting(
         cores: of the system.
         shelf: what is measured now.
         working: blocks whose policies run already, by facts that they were told before; those stay.
+
+    Raises:
+        BlockFlowError: as :meth:`ProfileShelf.attach`: what cannot be read just now may work.
     """
     blocks = dict(topology.blocks)
     ways = _ways(topology)
     notes = []
-    for group in _groups(topology, cores, shelf):
-        found = [] if set(group.blocks) <= set(working) else _misfits(group, ways)
+    for group in _groups(topology, cores, shelf, working):
+        found = _misfits(group, ways)
         if not found:
             continue
         for name in group.blocks:
@@ -89,7 +92,8 @@ def with_fitting(
 def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Topology:
     """``topology`` with numbers for every slicing that was left to us, and a note of each.
 
-    One that cannot be found stays open: :func:`policy_misfits` says why.
+    One that cannot be found stays open: :func:`policy_misfits` says why. Raises as
+    :func:`with_fitting`.
     """
     if not any(is_open(b.batching.model_dump(mode="json")) for b in topology.blocks.values()):
         return topology
@@ -111,23 +115,30 @@ def with_stages(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -
     return with_overlap(replace(topology, blocks=blocks, notes=(*topology.notes, *notes)))
 
 
-def _groups(topology: Topology, cores: Sequence[int], shelf: ProfileShelf) -> Iterator[_Group]:
+def _groups(
+    topology: Topology, cores: Sequence[int], shelf: ProfileShelf, but: Collection[str] = ()
+) -> Iterator[_Group]:
+    """All of them, without those of these blocks alone (``but``)."""
     workers = desired_workers(topology, cores)
     places = {name: i for i, name in enumerate(topology.blocks)}
     for worker, threads in zip(workers, plan_workers(workers, cores).threads, strict=True):
         for members, policy in alike(
             (s, s.spec.batching.model_dump(mode="json")) for s in worker.stages
         ):
+            if {m.spec.name for m in members} <= set(but):
+                continue
             yield _Group(
                 worker.name,
                 policy,
                 [m.spec.name for m in members],
-                [_facts(m, shelf, worker.device, threads) for m in members],
+                [_facts(m, policy, shelf, worker.device, threads) for m in members],
                 f"$.blocks[{places[members[0].spec.name]}].batching",
             )
 
 
-def _facts(stage: StagePlan, shelf: ProfileShelf, device: str, threads: int) -> StageFacts:
+def _facts(
+    stage: StagePlan, policy: Mapping[str, Any], shelf: ProfileShelf, device: str, threads: int
+) -> StageFacts:
     spec = StageSpec(
         1,
         stage.info,
@@ -135,8 +146,9 @@ def _facts(stage: StagePlan, shelf: ProfileShelf, device: str, threads: int) -> 
         stage.spec.precision,
         options=stage.spec.options,
         max_rows=stage.max_rows,
+        policy=policy,
     )
-    told = shelf.with_profile(spec.to_dict(), device, threads)
+    told = shelf.attached(spec.to_dict(), device, threads)
     facts = StageFacts.of(StageSpec.from_dict(told), threads)
     if measured(facts) or facts.subject is None:
         return facts

@@ -44,12 +44,13 @@ class ProfileShelf:
         """
         spec = order.spec
         stages = [
-            self._attached(s, spec["device"], s["threads"] or spec["threads"])
+            self.attached(s, spec["device"], s["threads"] or spec["threads"])
             for s in spec["stages"]
         ]
         return replace(order, spec={**spec, "stages": stages})
 
-    def _attached(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
+    def attached(self, stage: Mapping[str, Any], device: str, threads: int) -> dict[str, Any]:
+        """:meth:`with_profile`. Raises as :meth:`attach`, where the stage has a policy."""
         if stage["policy"].get("policy", "none") == "none":
             return self.with_profile(stage, device, threads)
         try:

@@ -14,6 +14,7 @@ import time
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.disk import Disk
+from blockflow.control.fleet import NO_ROOM
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
 from blockflow.control.profiles import ProfileShelf
@@ -126,7 +127,11 @@ class Restoration:
                 raise
 
         topology = shelf.with_costs(parse_topology(state.topology, lookup, policy_problems))
-        topology, unfit = with_fitting(topology, settings.cores, shelf)
+        try:
+            topology, unfit = with_fitting(topology, settings.cores, shelf)
+        except BlockFlowError as e:
+            self._away |= is_away(e) or e.code == NO_ROOM
+            raise
         return topology, (*notes, *unfit)
 
     def _deploy(self, topology: Topology, told: tuple[str, ...]) -> Update:

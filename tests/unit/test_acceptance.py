@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from blockflow.control.profiles import ProfileShelf
 from blockflow.core.errors import Problem, RepositoryError, TopologyError
 from blockflow.core.topology import Topology
 from blockflow.repository.repository import BlockRepository
+from tests.unit.test_stages import profile
 
 CHAIN = {"policy": "dvabatch", "stages": "auto"}
 CROWDED = [{"name": "b", "threads": 2}, {"name": "c", "threads": 2}]
@@ -63,6 +66,25 @@ def test_threads_beyond_the_cores_may_be_meant(acceptance: Acceptance) -> None:
     assert isinstance(topology, Topology) and topology.oversubscribe
     found = refused(acceptance, body("a", *CROWDED, "d", oversubscribe="yes"))
     assert found.keys() == {"$.oversubscribe"}  # perhaps it was to be allowed
+
+
+def test_a_profile_that_cannot_be_read_just_now_is_not_to_be_measured_again(
+    acceptance: Acceptance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile(BlockRepository(tmp_path), {"a": (1.0, 0.1)})
+    update = body({"name": "a", "batching": {"policy": "lbci", "t_opt_ms": 500}}, "b", "c", "d")
+    opened, stale = os.open, True
+
+    def fails(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith("fp32.json") and stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", fails)
+    found = refused(acceptance, update)
+    assert found == {"$.blocks": "UNKNOWN_BLOCK: the repository does not answer: Stale file handle"}
+    stale = False
+    assert isinstance(acceptance.parse(update), Topology)
 
 
 def test_what_is_right_is_taken_as_it_is(acceptance: Acceptance) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +15,12 @@ from control_rig import echo_repository
 
 from blockflow.control import restoration
 from blockflow.control.manager import Manager
+from blockflow.control.profiles import ProfileShelf
 from blockflow.control.restoration import Restoration
 from blockflow.control.stored import StoredState
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
 from blockflow.core.topology import Topology
+from tests.unit.test_stages import profile
 
 TOPOLOGY = cast(Topology, object())
 DEPLOYED = "3: deployed"
@@ -116,6 +120,35 @@ def test_a_folder_may_be_away_and_a_block_is_missing(
     it = Restored()
     it.settings.repository = tmp_path / folder
     assert len(it.told()) == 1 and bool(it.pauses) == away
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
+def test_a_profile_that_cannot_be_read_just_once_costs_no_block_its_policy(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had none, until somebody applied the topology again."""
+    profile(echo_repository(tmp_path), {"b": (1.0, 0.1)})
+    lbci = {"policy": "lbci", "t_opt_ms": 500}
+    body = {"blocks": [{"name": "b", "batching": lbci}], "tasks": {"t": ["b"]}}
+    opened, fails = os.open, [number]
+
+    def fail_once(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith("fp32.json") and fails:
+            raise OSError(fails.pop(), "just now")
+        return opened(path, *args, **kwargs)
+
+    it, deployed = Restored(), list[Topology]()
+    it._state = cast(Any, SimpleNamespace(epoch=3, topology=body, posted=body, digests={}))
+    it.settings.repository = tmp_path
+    monkeypatch.setattr(it.brain, "restore", lambda topology, *_: deployed.append(topology))
+    # What plans count is worth no wait.
+    monkeypatch.setattr(ProfileShelf, "with_costs", lambda _, topology: topology)
+    monkeypatch.setattr(os, "open", fail_once)
+    it.begin()
+    assert it._thread is not None and deployed == []
+    it._thread.join(60)
+    (topology,) = deployed
+    assert topology.blocks["b"].batching.model_dump() == lbci and len(it.pauses) == 1
 
 
 def test_what_is_away_is_awaited_ever_less_often() -> None:
