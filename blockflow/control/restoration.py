@@ -1,8 +1,8 @@
 """Restoration: the stored topology is deployed again at a start.
 
 Where that fails because the repository is away (a mount that comes late, a folder that is being
-exchanged, a server that does not answer), it is tried again until the repository is there, or
-somebody has put another topology in force.
+exchanged, a server that does not answer) or there is no room to read it (no descriptor, say), it is
+tried again until it can be read, or somebody has put another topology in force.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Restoration:
             return True
         if self._manager.brain.runner.in_the_way is not None:
             return False
-        log.warning("the repository is there again: epoch %d is deployed", self._state.epoch)
+        log.warning("the repository can be read again: epoch %d is deployed", self._state.epoch)
         self._deploy(topology, told)
         return True
 
@@ -123,14 +123,14 @@ class Restoration:
             try:
                 return stored(name)
             except BlockFlowError as e:
-                self._away |= is_away(e)
+                self._away |= _passing(e)
                 raise
 
         topology = shelf.with_costs(parse_topology(state.topology, lookup, policy_problems))
         try:
             topology, unfit = with_fitting(topology, settings.cores, shelf)
         except BlockFlowError as e:
-            self._away |= is_away(e) or e.code == NO_ROOM
+            self._away |= _passing(e)
             raise
         return topology, (*notes, *unfit)
 
@@ -147,3 +147,8 @@ class Restoration:
         epoch = self._state.epoch
         log.error("the stored topology (epoch %d) cannot be deployed: %s", epoch, error)
         return self._manager.brain.restore_failed(epoch, error, time.monotonic_ns())
+
+
+def _passing(error: BlockFlowError) -> bool:
+    """It is the repository that is away, or room to read it that is lacking at present."""
+    return is_away(error) or error.code == NO_ROOM

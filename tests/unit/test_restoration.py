@@ -123,17 +123,18 @@ def test_a_folder_may_be_away_and_a_block_is_missing(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
-def test_a_profile_that_cannot_be_read_just_once_costs_no_block_its_policy(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["manifest.json", "fp32.json"])
+def test_what_cannot_be_read_just_once_costs_no_block_its_place_or_policy(
+    file: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had none, until somebody applied the topology again."""
+    """Until somebody applied the topology again."""
     profile(echo_repository(tmp_path), {"b": (1.0, 0.1)})
     lbci = {"policy": "lbci", "t_opt_ms": 500}
     body = {"blocks": [{"name": "b", "batching": lbci}], "tasks": {"t": ["b"]}}
     opened, fails = os.open, [number]
 
     def fail_once(path: Any, *args: Any, **kwargs: Any) -> int:
-        if str(path).endswith("fp32.json") and fails:
+        if str(path).endswith(file) and fails:
             raise OSError(fails.pop(), "just now")
         return opened(path, *args, **kwargs)
 
