@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -22,7 +24,9 @@ def how_to_install(*extras: str) -> str:
     """The command that brings the packages of these extras, for a hint.
 
     It names the packages and not ``blockflow[...]``: where BlockFlow runs from a checkout and is
-    not installed, pip would take another project of that name from PyPI.
+    not installed, pip would take another project of that name from PyPI. And it names this Python:
+    ``.venv/bin/blockflow`` runs without an activated environment, where ``pip`` is another one's.
     """
     packages = dict.fromkeys(package for extra in extras for package in EXTRAS[extra])
-    return f"in the checkout: pip install -c constraints.txt {' '.join(packages)}"
+    python = shlex.quote(sys.executable or "python")
+    return f"in the checkout: {python} -m pip install -c constraints.txt {' '.join(packages)}"

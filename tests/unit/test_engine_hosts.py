@@ -15,6 +15,7 @@ from torch import nn
 from blockflow.control.engines import engine_check, lost_artifact
 from blockflow.core.engines import misfits, select
 from blockflow.core.errors import BlockError, SystemError_
+from blockflow.core.extras import how_to_install
 from blockflow.core.specs import BlockSpec
 from blockflow.engine import registry
 from blockflow.engine.base import EngineOptions
@@ -34,7 +35,7 @@ def test_a_missing_extra_is_named(
     with pytest.raises(SystemError_) as e:
         create_engine(FULL, EngineOptions(), engine)
     assert e.value.code == "MISSING_EXTRA"
-    assert e.value.hint == f"in the checkout: pip install -c constraints.txt {engine}"
+    assert e.value.hint == how_to_install(engine)
     found = host_misfit(FULL, select(FULL, engine))
     assert found is not None and found.code == "MISSING_EXTRA"
     check = engine_check(BlockRepository(tmp_path), {FULL.digest})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from blockflow.core.extras import EXTRAS, how_to_install
 
@@ -33,6 +36,13 @@ def test_the_extras_are_those_of_the_project() -> None:
 def test_what_two_extras_share_is_named_once() -> None:
     assert how_to_install("demo", "bench").count("matplotlib") == 1
     assert how_to_install("onnx", "onnxruntime").endswith("onnx onnxscript onnxruntime")
+
+
+def test_the_python_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python")
+    assert how_to_install("onnxruntime") == (
+        "in the checkout: '/opt/my env/bin/python' -m pip install -c constraints.txt onnxruntime"
+    )
 
 
 def test_nobody_tells_to_install_an_extra_by_our_name() -> None:

@@ -31,6 +31,7 @@ from blockflow.bench.mlperf.tally import GIVE_UP_AFTER, Counts, Tally
 from blockflow.bench.mlperf.verdict import judge
 from blockflow.cli.main import main
 from blockflow.core.errors import BlockFlowError, make_error
+from blockflow.core.extras import how_to_install
 
 FREE = {"a": Target(0.9)}
 LOG = DetailLog({"result_validity": "VALID", "num_errors": 0})
@@ -293,8 +294,7 @@ def test_without_loadgen_the_command_says_what_to_install(
     assert main(["bench", "--task", "a", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "MISSING_EXTRA"
-    wanted = "pip install -c constraints.txt matplotlib scikit-learn mlcommons-loadgen"
-    assert error["hint"] == f"in the checkout: {wanted}"
+    assert error["hint"] == how_to_install("bench")
 
 
 def test_a_disk_without_room_is_noticed_before_the_run(
