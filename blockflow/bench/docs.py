@@ -116,7 +116,6 @@ def render(
     """The page's text.
 
     Args:
-        template: with placeholders.
         stored: results by the name of their file, without suffix.
         images: names of the pictures that there are.
         thesis: lines about the thesis's experiments; none where nothing of them is stored.

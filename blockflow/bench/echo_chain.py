@@ -168,8 +168,6 @@ class EchoChain:
 
     Args:
         system: running, with :func:`topology` of these ways applied.
-        client: connected to it.
-        ways: of one transport.
     """
 
     def __init__(self, system: System, client: Client, ways: Sequence[Way]) -> None:

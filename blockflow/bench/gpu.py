@@ -112,11 +112,9 @@ class Bench:
     """One run over a running system.
 
     Args:
-        plan: how much.
         system: with both ways side by side: the same artifacts under two sets of names.
         others: in-process runs of the same blocks on the same device, one per block.
         energy: of the device.
-        progress: shows what is being done.
     """
 
     def __init__(

@@ -74,7 +74,6 @@ def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[
     """All figures of a run.
 
     Args:
-        tracks: the samples.
         counted: by way and size.
     """
     again = _paired(tracks, Key(BARE, 0, WARM), Key(AGAIN, 0, WARM))

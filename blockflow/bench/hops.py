@@ -78,7 +78,6 @@ class Plan:
 
     Attributes:
         sizes: of the tensors, in bytes.
-        ways: of the hop.
         rounds: visits of every way.
         burst: requests per visit when warm; half of it in the other conditions.
     """

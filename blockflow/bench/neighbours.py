@@ -57,7 +57,6 @@ class Plan:
 
     Attributes:
         pairs: of rounds, alone and beside the overload.
-        seconds: of a round.
         fill_s: that the slow task's queue grows before a round.
         slow_ms: that its head takes per row; the quick one's takes a fiftieth of that.
         times: what it is offered, as a multiple of what its head can do.

@@ -84,7 +84,6 @@ def make_parser(
 
     Args:
         module: below ``blockflow.bench``.
-        doc: what it does.
         quick: what a quick run is for; '': there is none.
         name: of the figures, where it is not the module's.
     """

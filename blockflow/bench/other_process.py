@@ -41,7 +41,6 @@ class OtherProcess(Closing):
         wait_s: for an answer, at most.
 
     Attributes:
-        pid: of the process.
         ready: the first answer.
 
     Raises:

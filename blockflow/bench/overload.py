@@ -44,7 +44,6 @@ class Plan:
         times: offered loads, as multiples of the capacity.
         seconds: of each load: in ten, one moment in which the machine stands still is a percentile.
         delay_ms: that the slower of the two blocks takes per request.
-        deadline_s: of every request.
         adaptive: whether the limit follows the queues; without, credits are fixed.
     """
 
@@ -59,13 +58,7 @@ QUICK = Plan((1.0, 3.0), seconds=1.5, delay_ms=10.0)
 
 
 class Bench:
-    """One run against a running system.
-
-    Args:
-        plan: what to do.
-        system: it serves the task.
-        clients: of it.
-    """
+    """One run against a running system."""
 
     def __init__(self, plan: Plan, system: System, clients: Clients) -> None:
         self._plan = plan

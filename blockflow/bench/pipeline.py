@@ -78,10 +78,7 @@ class Bench:
     """One run: a system, and for each contender its in-process runs beside its workers.
 
     Args:
-        plan: what to do.
-        root: scratch folder.
         system: running, over the repository ``root / "blocks"``.
-        progress: shows what is being done.
         prepared: labels of contenders whose blocks were made before -> why they cannot run here,
             if they cannot.
 
@@ -228,8 +225,6 @@ def measure(
     """Everything of a plan, with the machine's steadiness.
 
     Args:
-        plan: what to do.
-        console: for the bars.
         broken: gets what was measured until then, if there is any, when something raises.
     """
     begin = calibrate()

@@ -43,7 +43,6 @@ class Plan:
     Attributes:
         model: of the zoo.
         engines: labels of contenders.
-        ways: in workers.
         batches: rows per request -> rounds.
         loads: rows per request -> throughput; empty: none is measured.
         starts: workers that are started one by one.

@@ -25,7 +25,6 @@ def costs(figures: Iterable[Figure], machine: Mapping[str, object]) -> str:
 
     Args:
         figures: of ``make bench``.
-        machine: that they are of.
     """
     found = {(f.name, f.mode, f.batch): f for f in figures}
     sizes = sorted({rows for name, mode, rows in found if (name, mode) == (HOP, TENSORMQ) and rows})
@@ -49,7 +48,6 @@ def savings(figures: Iterable[Figure], machine: Mapping[str, object]) -> str:
 
     Args:
         figures: of ``make bench-batching``.
-        machine: that they are of.
 
     Returns:
         "" where no such thing was measured.

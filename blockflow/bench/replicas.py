@@ -55,7 +55,6 @@ class Plan:
 
     Attributes:
         models: of the zoo, each in one worker.
-        rows: of a request.
         rounds: each has both ways once.
         seconds: of load, of one way in one round.
         loads: how often one replica more is started, of each way.
@@ -109,7 +108,6 @@ def measure(
     """All models, each in a system of its own.
 
     Args:
-        plan: what to do.
         folder: where blocks and state go.
         advance: called after each round of each number of rows, and each load.
         launcher: of the systems; by default each has one of its own.

@@ -206,7 +206,6 @@ def kept_runs(
     """``runs`` without what is measured again.
 
     Args:
-        runs: of a file.
         topic: what a figure is about; None: about its run as a whole, whose last other figure
             takes it along.
         again: topics that are measured anew.

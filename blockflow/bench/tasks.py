@@ -158,7 +158,6 @@ def measure(
     """All rounds.
 
     Args:
-        plan: what to do.
         folder: where blocks and state go.
         advance: called after each number of tasks in each round.
         system: not started yet, over ``folder / "blocks"``; by default one of its own.

@@ -50,7 +50,6 @@ class Ledger:
         versions: epoch -> version of both blocks in it.
         failed: errors by code.
         mixed: answers that no epoch can have given as it says it did.
-        latency_ms: of the answers.
         served: versions that have answered.
     """
 

@@ -56,7 +56,6 @@ def policies(
     """The arms.
 
     Args:
-        diversity: of the experiment.
         delays: of the delayed windows, in ms, by the window that they delay; one without a delay
             would be that window again, and is no arm.
         padded: without it only equal lengths share a batch, and nobody has classes.

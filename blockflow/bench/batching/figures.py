@@ -334,7 +334,6 @@ def load_verdicts(
         found: all figures.
         experiment, arm: whose.
         bases: beside whom; none: beside all.
-        name: of the ratio.
     """
     by: dict[str, list[str]] = {}
     here = [f for f in found if f.labels.get("experiment") == experiment]

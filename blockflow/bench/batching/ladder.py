@@ -88,10 +88,7 @@ class Ladder:
     """One chain and what is asked of it.
 
     Attributes:
-        rig: serves.
-        plan: how much is measured.
         experiment: its name, on every figure.
-        recipe: the blocks.
         measured: profiles of the blocks.
         batch: the rows that the batched capacity is taken at.
         max_rows: that the blocks are laid out for.
@@ -274,7 +271,6 @@ class Ladder:
         Args:
             what: for the progress bar.
             arms: their policies.
-            bound_ms: the bound.
             starts: rates to begin with, where they are known.
             confirming: probes that a search may add to confirm what it has found.
         """

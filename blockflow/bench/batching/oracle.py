@@ -37,7 +37,6 @@ def least_mean(lines: Lines, arrivals_ms: Sequence[float], lanes: int = 1) -> fl
     no earlier than the k-th to come, and has spent :func:`least_alone`.
 
     Args:
-        lines: of the stages.
         arrivals_ms: when each query comes, ascending.
         lanes: batches that may compute at once, each as fast as alone.
     """

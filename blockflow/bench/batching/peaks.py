@@ -182,7 +182,6 @@ def search_peaks(
     Args:
         rig: where.
         what: for the progress bar.
-        topologies: of the arms.
         searches: by arm; they are told what became of the probes.
         probe: sends the queries of an arm, at a rate, with a seed.
         bound_ms: that the 99th percentile must keep.

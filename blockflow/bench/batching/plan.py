@@ -146,8 +146,6 @@ class Diversity:
     """One of DVABatch's experiments.
 
     Attributes:
-        recipe: the model.
-        policies: of the policy.
         bs_max: rows of a batch, of all arms.
         lengths: of the queries, in text form; '' where blocks have fixed dims.
         classes: of DVABatch and of the windows with classes; the papers' plain windows pad
@@ -187,7 +185,6 @@ class Plan:
         rows_in_all_lanes: batches of a shared block that run side by side have the rows of one of
             the bound's together, not each.
         decisions: per policy.
-        effort: of the profiles.
         profile_again: whether each run measures them anew: bounds, t_opt and predictions come from
             them, and they are laid beside what is served in the same run.
         rate_limit: arrivals per second at most: what one sending thread can keep up with.

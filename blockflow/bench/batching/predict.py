@@ -37,10 +37,7 @@ def simulated(
     """What becomes of the queries with these blocks in one worker, without any cost but compute.
 
     Args:
-        profiles: of the chain.
-        policy: of its stages.
         queries: all of them, with their times.
-        max_rows: of a batch.
         seed: of the forwards' fluctuation.
         bound_ms: that an answer should keep.
     """

@@ -84,7 +84,6 @@ class Case:
 
     Attributes:
         name: on every figure.
-        profiles: of the chain.
         batch: rows at most.
         arms: policy and lanes of each.
         lengths: of the queries, in text form; '' where blocks have fixed dims.
@@ -198,7 +197,6 @@ def measure(
     Args:
         measured: profiles by experiment; those of the last one, ``operator``, also serve the
             multi-sample tests.
-        plan: of the benchmark.
         step: is called after each of :func:`steps`.
     """
     found: list[Figure] = []

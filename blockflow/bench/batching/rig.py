@@ -61,10 +61,7 @@ class Rig:
     """Deploys topologies and sends queries.
 
     Args:
-        folder: of the blocks.
         system: running, over that folder.
-        client: of that system.
-        progress: shows what is being done.
         steady: repeats visits that were disturbed.
     """
 

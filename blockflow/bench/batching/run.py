@@ -108,7 +108,6 @@ class Bench:
     """One run.
 
     Args:
-        plan: how much.
         rig: where.
     """
 
@@ -168,7 +167,6 @@ class Book:
     steady the machine was, and of former runs on this machine what has not been measured again yet.
 
     Args:
-        path: of the file.
         command: what a person types to measure the same.
         steady: whether the machine's pace matters to the figures.
     """

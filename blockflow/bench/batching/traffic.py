@@ -104,7 +104,6 @@ def poisson(mix: Mix, rate: float, seconds: float, seed: int, multiple: int = 1)
     """Queries of a Poisson process, the same as a simulated run with this seed has.
 
     Args:
-        mix: what they are like.
         rate: per second.
         seconds: no query comes later.
         seed: of times and draws.

@@ -42,7 +42,6 @@ class Findings:
     """What a run has found.
 
     Attributes:
-        ledger: the clients'.
         faults: in order.
         memory: samples over the run.
         survivors: processes that outlived the system.

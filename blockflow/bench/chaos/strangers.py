@@ -32,7 +32,6 @@ class Strangers:
     """Does to the Dispatcher at ``address`` what no client of ours does.
 
     Args:
-        tasks: that it has.
         seed: of what makes no sense.
 
     Each method gives the tasks that it may have interrupted, and what it has done, in words.

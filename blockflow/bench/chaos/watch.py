@@ -59,7 +59,6 @@ class Watch:
 
     Args:
         run_dir: of the system; its files lie in shared memory.
-        interval_s: between samples.
         gone_s: after the system's end, what it may take its processes to be gone.
         others: descendants of this process that are not the system's.
         mark: of the run (:func:`marked`); '' = none.

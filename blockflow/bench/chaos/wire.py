@@ -24,7 +24,6 @@ class WireTap:
 
     Args:
         ledger: of all clients.
-        lock: of the ledger.
         clock: seconds of the run.
     """
 

@@ -68,7 +68,6 @@ class Metric:
 
     Attributes:
         text: name, mode, batch and labels, as tables show it.
-        unit: of the number.
         more_is_better: a rate rather than a time; None where neither the figure nor its unit says
             so. Not part of what tells metrics apart: an older revision may not say it.
     """
@@ -164,11 +163,9 @@ class Comparison:
     """One metric in both arms.
 
     Attributes:
-        metric: which.
         base, tree: medians over the visits that count; None where the arm does not have it.
         ratio: tree / base by pairs, with its interval; None where there is none.
         noise: a share: no smaller change can be told from none in this run.
-        change: the verdict.
         warm_up: rounds left out at the begin.
         note: why there is no verdict.
     """

@@ -46,11 +46,9 @@ class Plan:
 
     Attributes:
         repo: the working tree; the revision is one of its repository.
-        base: that revision.
         bench: module and arguments.
         only: metrics whose text it finds.
         rounds: visits of each arm, after one that does not count.
-        limit_s: of a visit.
     """
 
     repo: Path
@@ -67,7 +65,6 @@ class Run:
 
     Attributes:
         planned: visits that count, if all goes well.
-        titles: of base and tree.
         visits: those that count, in their order.
         fixed_ms: the fixed work's times before each visit, and after the last.
         broken: what ended the run too early.

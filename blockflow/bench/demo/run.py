@@ -113,8 +113,6 @@ class Demo:
     """One run of the demo.
 
     Args:
-        settings: what to do.
-        console: progress and report go there.
         connect: makes a REST client for an address.
     """
 

@@ -54,7 +54,6 @@ class Server:
     """One ``blockflow up`` in a process of its own, with its state in a folder of the caller's.
 
     Args:
-        repository: the block repository.
         state_dir: for the state and the log.
         connect: makes the REST client.
         rest_port: 0 lets the system choose.

@@ -32,11 +32,7 @@ class Arena:
     """One process's slots.
 
     Args:
-        incarnation: of its owner.
         slots: how many.
-
-    Attributes:
-        leases: the real book.
     """
 
     def __init__(self, incarnation: int, slots: int) -> None:

@@ -65,7 +65,6 @@ class Clients:
     """All of them.
 
     Attributes:
-        outcomes: how requests ended.
         requests: of this episode, by number.
     """
 

@@ -52,10 +52,6 @@ DESIGN = "design"
 class Faults:
     """The faults of a run.
 
-    Args:
-        world: that they happen to.
-        kinds: that may happen.
-
     Attributes:
         done: faults by kind.
     """

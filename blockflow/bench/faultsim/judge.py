@@ -70,11 +70,7 @@ RULES = (
 
 
 class Judge:
-    """The books of one run; those about requests are closed after every episode.
-
-    Args:
-        world: what it judges.
-    """
+    """The books of one run; those about requests are closed after every episode."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -23,7 +23,6 @@ class Network:
 
     Args:
         loop: the clock.
-        rng: of the delays.
 
     Attributes:
         happened: messages ``lost``, ``doubled`` and ``refused``.

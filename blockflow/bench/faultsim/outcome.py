@@ -21,7 +21,6 @@ class Found:
     Attributes:
         seed, hours: which run; hours are those that have passed in it.
         requests, episodes, events: how many.
-        outcomes: how the requests ended.
         faults: by kind.
         rule, what: the invariant that was broken, and how; '' = none was.
         trace: what had happened before.

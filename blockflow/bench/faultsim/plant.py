@@ -53,7 +53,6 @@ class Design:
 
     Attributes:
         tasks: with the path of each.
-        shares: of the tasks.
         versions, counts, policies: artifact, replicas and batching of each block, of those that
             are not deployed as well: a block comes back as it went.
     """

@@ -81,7 +81,6 @@ class SimWorker(SimProcess):
 
     Attributes:
         block: that it runs. stage: its number. stuck: the present forward will not end.
-        arena: its slots.
     """
 
     def __init__(self, world: World, order: Launch) -> None:

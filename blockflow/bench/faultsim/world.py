@@ -43,7 +43,6 @@ class World:
     Args:
         seed: of everything that is left to chance.
         hours: virtual length.
-        kinds: of faults.
 
     Attributes:
         watched: an episode is under way: the Manager looks at its processes.

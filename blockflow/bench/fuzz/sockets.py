@@ -38,7 +38,6 @@ class Target(ABC):
     """One socket of the system.
 
     Attributes:
-        name: for the report.
         weight: its share of the frames; what costs more per frame gets fewer.
     """
 

@@ -35,9 +35,6 @@ class Allowance:
     It knows the latencies that are measured here, which begin later than LoadGen's own and end
     earlier: what is late here is late there. And it reckons with the most queries that the run may
     come to, so that no run is given up that could still have been VALID.
-
-    Args:
-        settings: of the run.
     """
 
     def __init__(self, settings: RunSettings) -> None:

@@ -47,7 +47,6 @@ class BatchSizes:
     """A block's batches in a run.
 
     Attributes:
-        block: its name.
         batches, rows: in the run, over all replicas.
         looks: mean rows of a batch, look by look, where there were any.
     """

@@ -48,7 +48,6 @@ class Inputs:
 
     Attributes:
         rows: each [1, ...], as the task's contract has it; bfloat16 as uint16 patterns.
-        dtype: of the contract.
         labels: the right class of each row, int64[n]; None where nobody knows it.
         origin: where they come from, for the record.
     """
@@ -73,8 +72,6 @@ def load_inputs(
             that; a task does not tell the size of its vocabulary), ``digits``, ``digits:SEED`` (of
             the demo that trained the blocks), a .npy or .safetensors file, or a folder of such
             files.
-        routes: the tasks.
-        seed: of synthetic data.
         hooks: by task what its inputs go through first, row by row: [1, ...] to [1, ...].
 
     Raises:

@@ -51,7 +51,6 @@ class Job:
         data: folder that :func:`save_inputs` wrote.
         weights: task -> how often it is asked.
         most: task -> rows that one request may bring.
-        settings: of the run.
     """
 
     address: str

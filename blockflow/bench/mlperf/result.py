@@ -24,9 +24,6 @@ class RunResult:
 
     Attributes:
         folder: with LoadGen's logs.
-        settings: of the run.
-        verdict: of it.
-        counts: of its samples.
         blocks: mean times per block.
         batches: their batch sizes, where REST told.
         latencies: ms per task.
@@ -74,9 +71,7 @@ class ScenarioResult:
     """A scenario's result and how it was come by.
 
     Attributes:
-        result: its run.
         search: every run that led to it, those of full length included; ``result`` among them.
-        accuracy: if asked.
         precision: that the search was to reach, as a share; 0: the rate was given.
         server_runs: if VALID, ``result`` is the least of so many at its rate, all of them VALID.
     """

@@ -66,8 +66,6 @@ class Session:
     """One call.
 
     Args:
-        plan: what to do.
-        show: told how far it is.
         rest: of the same system, for the record of what was deployed; None leaves that out.
         keep: called with the session when everything is checked, and after each result.
     """

@@ -84,7 +84,6 @@ class RunSettings:
     """One run.
 
     Attributes:
-        scenario, mode: what it measures.
         targets: per task.
         min_duration_s: LoadGen goes on at least so long.
         min_queries: and for so many queries (offline: samples of its one query).

@@ -84,12 +84,8 @@ class Sut:
     """Turns LoadGen's samples into requests and their outcomes into responses.
 
     Args:
-        client: sends the requests.
         library: what the sample numbers stand for.
         data: per task.
-        settings: of the run.
-        tally: gets every outcome.
-        complete: tells LoadGen.
     """
 
     def __init__(

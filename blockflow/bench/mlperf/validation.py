@@ -65,7 +65,6 @@ class Agreement:
 
     Attributes:
         compared: answers that both runs logged.
-        differing: of them.
         largest: deviation of any of them, as a share of its answer's largest element.
         example: one that differs, for people; '' if none does.
         unseen: tasks of which no answer was compared; what others answer says nothing of them.

@@ -57,9 +57,7 @@ class CheckResult:
 
     Attributes:
         check, scenario: which test, of what.
-        outcome: of it.
         why: one sentence.
-        figures: numbers behind it.
         runs: folders of its runs.
         seeds: that were drawn for it.
         error: why it broke off; None if it did not.
@@ -95,8 +93,6 @@ class Validator:
         inputs: per task.
         outputs: dtype and bytes of a row of each task's output.
         folder: for inputs of its own.
-        run: does one run.
-        seconds: length of a run.
         tolerance: by how much the quicker of two ways may be quicker, as a share.
         chance: for seeds and contents that no system can know beforehand; by default the
             operating system's.

@@ -51,7 +51,6 @@ class TaskVerdict:
         samples: latencies behind ``seen_ms``: of a whole query there is one.
         queries: of LoadGen that asked for it.
         needed: queries before its verdict says something.
-        verdict: how it stands.
         added_ms: of ``seen_ms``, what the time from LoadGen's call lacks.
     """
 
@@ -151,9 +150,6 @@ def judge(
     """The verdict of a run.
 
     Args:
-        settings: of the run.
-        log: LoadGen's.
-        counts: of its samples.
         latencies: ms per task.
         broken: why the run broke off, if it did.
         queries_ms: ms of each query, where a query has several samples.

@@ -19,11 +19,9 @@ class Judged:
     """One candidate's verdict.
 
     Attributes:
-        outcome: what was measured.
         row_ms: time per row, geometric mean of the medians over the common cells; None: none.
         ratio: to the reference's, cell by cell, geometric mean: 0.5 is twice as fast.
         verdict: why it was taken or not, for a person.
-        chosen: whether it is the one.
     """
 
     outcome: Outcome

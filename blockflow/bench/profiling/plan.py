@@ -130,7 +130,6 @@ def next_visit(visits: Sequence[Sequence[float]], effort: Effort) -> int:
 
     Args:
         visits: the times of the forwards so far, in milliseconds, by visit.
-        effort: what was asked for.
     """
     times = list(chain.from_iterable(visits))
     n, spent_s = len(times), sum(times) / 1e3

@@ -46,7 +46,6 @@ class Outcome:
     """What is known of one candidate.
 
     Attributes:
-        candidate: what was measured.
         points: cell -> figures, of the block or the whole chain.
         parts: of a chain: the same for each block in it.
         error: largest relative difference to the reference; None: not compared.
@@ -107,7 +106,6 @@ class Session:
 
         Args:
             candidates: those that cannot run come back with their reason.
-            cells: what to measure.
             check: cells whose outputs are compared with the first candidate's, the reference;
                 none: nothing is compared.
 

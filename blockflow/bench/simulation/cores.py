@@ -12,11 +12,7 @@ from typing import Any
 
 
 class Cores:
-    """The running forwards.
-
-    Args:
-        count: cores of the machine.
-    """
+    """The running forwards."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -41,7 +41,6 @@ def made_up(
     """A profile with these times at 1, 2, 4, ... ``most`` rows.
 
     Args:
-        block: its name.
         ms: rows -> milliseconds with one thread.
         most: rows.
         gains: threads -> how many times as fast they are.

@@ -98,11 +98,7 @@ class Experiment:
 
 
 class Runner:
-    """Runs cells of one experiment; what they share is made once.
-
-    Args:
-        experiment: of which.
-    """
+    """Runs cells of one experiment; what they share is made once."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -158,7 +154,6 @@ def capacity(
     between two forwards (``turn_ms``) keeps a worker, and no core.
 
     Args:
-        rows, lengths: what queries are like.
         queries: what those of some tasks are like instead, by the tasks' names.
     """
     alike = Queries(rows, lengths)

@@ -83,7 +83,6 @@ def spread(
     Args:
         module: a child's program: it reads ``head``, then jobs, and answers each with a line.
         head: the first line, as JSON.
-        jobs: what is to be done.
         to_line: a job's line, as JSON.
         count: of processes.
         take: is given every answer, in whatever order they come, perhaps by several threads.

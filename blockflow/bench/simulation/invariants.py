@@ -296,7 +296,6 @@ def invariants(system: SystemModel, *, noisy: bool) -> list[Watch]:
     """The rules for a system: those for all policies, and what its policies promise beside.
 
     Args:
-        system: what is simulated.
         noisy: forwards fluctuate: then no prediction comes true exactly, and none is checked.
     """
     rules: list[Watch] = [

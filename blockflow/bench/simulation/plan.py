@@ -36,7 +36,6 @@ class Order:
         policies: in text form; none = the topology's own, or ``none``.
         from_topology: the system comes from a topology, which has policies of its own.
         loads, rates: numbers with commas; at most one of the two is given.
-        arrivals, rows, lengths: in text form.
         duration_s: of a run; None = as long as a recorded trace, else a minute.
         warmup_s: None = a tenth of it.
         seeds: how many.

@@ -20,7 +20,6 @@ class Request:
 
     Attributes:
         number: 1, 2, ... in order of arrival.
-        task: its task.
         rows: how many.
         length: value of the variable dim; None without one.
         came_ns: when it came to the Dispatcher.

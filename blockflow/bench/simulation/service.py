@@ -20,8 +20,6 @@ class Service:
     lognormal's is ``2 erf(sigma / sqrt(8))``, which gives sigma.
 
     Args:
-        profile: of the block.
-        threads: intra-op threads.
         rng: for the fluctuation; None = every forward takes the median.
     """
 

@@ -31,8 +31,6 @@ class Simulator:
     """One run: a system serves a workload from its first to its last query.
 
     Args:
-        system: what serves.
-        workload: what comes.
         watch: looks at every step; None = nobody does.
         noisy: forwards fluctuate as the profile says; without it each takes its median.
 

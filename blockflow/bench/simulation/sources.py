@@ -151,8 +151,6 @@ def stored_profiles(
     """The profiles that hold here and now, by block.
 
     Args:
-        root: of the repository.
-        blocks: names in it.
         spec: block -> ``engine``, ``precision`` and ``options``, where they are not ``auto``.
 
     Raises:
@@ -267,7 +265,6 @@ def topology_system(
     ``costs`` only what a topology does not say.
 
     Args:
-        file: the topology.
         root: of the repository with its blocks and their profiles.
         chosen: the tasks that get queries, with their traffic; none = all, alike.
         shares: of tasks at the blocks that they share, by name, in the place of the topology's.

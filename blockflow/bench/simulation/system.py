@@ -33,8 +33,6 @@ class StageModel:
     """A block in a worker.
 
     Attributes:
-        block: its name in the topology.
-        profile: what its batches cost.
         policy: ``{"policy": name, ...options}``.
         max_rows: of one batch, and of one query.
         carries: the length of what it gives, of the ``length`` of what it takes.
@@ -123,7 +121,6 @@ class TaskModel:
     """A task.
 
     Attributes:
-        name: its name.
         path: of blocks.
         traffic: its part of the queries, relative to the other tasks.
         share: what it may claim at blocks that it shares.
@@ -245,12 +242,9 @@ def chain(
     """One task over ``profiles`` in this order, in one worker.
 
     Args:
-        profiles: of the blocks.
         max_rows: of a batch, at every stage.
         apart: where another worker begins (indices into ``profiles``); every index but 0 makes a
             process per block.
-        slots: of every worker.
-        lanes: of every worker.
         **system: further fields of :class:`SystemModel`.
     """
     starts = [0, *sorted(apart), len(profiles)]

@@ -17,9 +17,7 @@ class InvariantBroken(BaseException):
     ``Exception``: the code that is judged goes on after those, and shall not after this one.
 
     Args:
-        rule: its name.
         now: virtual nanoseconds.
-        what: what happened.
     """
 
     def __init__(self, rule: str, now: int, what: str) -> None:

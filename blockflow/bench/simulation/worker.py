@@ -43,18 +43,14 @@ class SimWorker:
     """One replica of a worker.
 
     Args:
-        name: of the replica.
-        model: what it is.
         numbers: stage numbers, in the order of the model's stages.
         services: forward times, per stage number.
-        simulator: takes what leaves.
         loop: the clock.
         watch: is told everything; None = nobody looks.
 
     Attributes:
         batches: rows of a batch -> how many, per stage number.
         lanes: how many forwards it computes at once.
-        running: the batches under way.
         readers: stages elsewhere that outputs have gone to.
         busy_ns: time with a forward under way, the sum over all lanes.
         last_end_ns: when the last forward so far has ended.

@@ -14,8 +14,6 @@ class Workload:
     """The queries of one run.
 
     Args:
-        arrivals: how they come.
-        mix: what they are like.
         rate: queries per second (open arrivals that have no rate of their own).
         duration_s: no query comes after that.
         seed: of the times and the draws. Times and draws have streams of their own, so that two

@@ -25,10 +25,7 @@ def draw_bars(
     """A page with a group per ``group(figure)`` and a colour per mode, in the figures' order.
 
     Args:
-        figures: of one unit.
-        unit: for the axis.
         group: what stands below a group of bars.
-        log: the axis is logarithmic.
 
     Raises:
         SystemError_: MISSING_EXTRA without matplotlib.

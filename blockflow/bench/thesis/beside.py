@@ -46,7 +46,6 @@ def thesis(
     """The same figure with the thesis's beside it, if that is :func:`known`.
 
     Args:
-        figure: ours.
         value: the thesis's; None where it prints none.
         source: "table 4.3", "text of section 4.2.2".
         note: what differs ("HTTP round trip of the whole model").

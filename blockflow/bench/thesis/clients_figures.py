@@ -83,7 +83,6 @@ class Clients:
 
     Args:
         visits: (arm, clients) -> visits, one per round.
-        labels: of every figure.
     """
 
     def __init__(

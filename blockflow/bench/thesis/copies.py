@@ -163,7 +163,6 @@ def findings(
 
     Args:
         found: way -> bytes through sockets of each request.
-        blocks: of the chain.
         engine: way -> bytes per request that engines copied.
         first: bytes per request of the first block's input and output.
         over: way -> bytes per request to the device and to the host; empty without one.

@@ -126,7 +126,6 @@ def conclude(models: Sequence[tuple[list[Figure], str]], notes: Sequence[str]) -
 
     Args:
         models: the figures of each, and how well a fused process is foretold.
-        notes: of the measurement.
     """
     figures = [f for found, _ in models for f in found]
     tables = [scenario_grid()]

@@ -68,7 +68,6 @@ class Distribution:
         visits: (arm, number of devices) -> visits, one per round.
         places: what the blocks were spread over.
         rate: requests per second, the same everywhere.
-        labels: of every figure.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class Visit:
 
     Attributes:
         rows: answered.
-        seconds: that it took.
         joules: of the counted part of the machine, whatever it did besides.
         idle_w: power of that part in the same round with nothing asked.
     """
@@ -56,7 +55,6 @@ class Energy:
 
     Args:
         visits: (arm, rows per request) -> visits, one per round.
-        labels: of every figure.
     """
 
     def __init__(

@@ -97,7 +97,6 @@ class Context:
         settings: of the call.
         workshop: the call's blocks.
         scratch: a folder of this experiment's own; gone afterwards.
-        step: shows what is being done.
 
     Attributes:
         kept: what is stored if the experiment breaks off, see :meth:`keep`.
@@ -154,7 +153,6 @@ class Plot:
     """A picture.
 
     Attributes:
-        title: what it shows.
         stem: of its file's name; several plots of an experiment have several.
         page: by :func:`blockflow.bench.canvas.new_page`.
     """
@@ -169,8 +167,6 @@ class Data:
     """Raw samples or a curve, in long form, for a CSV file of its own.
 
     Attributes:
-        stem: of the file's name.
-        heads: of the columns.
         rows: as long as ``heads``.
     """
 

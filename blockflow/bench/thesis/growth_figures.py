@@ -146,7 +146,6 @@ class Growth:
     Args:
         ways: by name.
         callers: requests per second that the rates are multiples of.
-        labels: of every figure.
     """
 
     def __init__(self, ways: Mapping[str, Way], callers: float, labels: Mapping[str, Any]) -> None:

@@ -122,7 +122,6 @@ class HttpClient(Closing):
     """POSTs to a :class:`HttpServer`, over one connection or a new one each time.
 
     Args:
-        port: of the server.
         keep: the connection, from one request to the next.
     """
 

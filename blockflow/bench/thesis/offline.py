@@ -96,7 +96,6 @@ def findings(
     """Figures, tables, plots and the line. Pure.
 
     Args:
-        samples: the times.
         sizes: of each block.
         settings: of the call.
         memory: of each block's process; None while it is not measured yet.

@@ -73,8 +73,6 @@ class Bench:
     """A running system with both ways, one of them twice, and what is compared with it.
 
     Args:
-        chain: the blocks.
-        client: of the system.
         alone: the same blocks in one process.
         server: the whole model behind HTTP, if it takes part.
     """
@@ -159,7 +157,6 @@ def bench(context: Context, *, http: bool = False) -> Iterator[Bench]:
     """Start everything.
 
     Args:
-        context: of the experiment.
         http: the whole model behind a CherryPy server takes part.
 
     Raises:

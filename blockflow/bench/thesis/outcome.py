@@ -50,9 +50,7 @@ class Outcome:
     """One experiment that was run, or was to be.
 
     Attributes:
-        experiment: which.
         findings: what it found; after an error, what it had until then.
-        seconds: how long it took.
         steadiness: the fixed work before and after; None where it was not run.
         error: why it broke off, or why its files could not be written.
     """

@@ -47,7 +47,6 @@ class Ends:
         run_dir: where both arenas lie.
         mine: incarnation of this process's.
         other: of the other process's.
-        nbytes: of a tensor.
     """
 
     def __init__(self, run_dir: Path, mine: int, other: int, nbytes: int) -> None:

@@ -52,7 +52,6 @@ class Sweep:
         flows: (arm, multiple of the callers' rate) -> flows, one per round.
         calm: what is predicted, and what callers get that wait; one per round.
         callers: what the rates are multiples of: answers per second to those callers, beforehand.
-        labels: of every figure.
     """
 
     def __init__(

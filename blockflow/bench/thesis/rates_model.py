@@ -64,7 +64,6 @@ class Calm:
     """What is found in a round before anything is asked too much of.
 
     Attributes:
-        capacity: what is predicted.
         callers: answers per second to a few callers that wait for theirs.
     """
 

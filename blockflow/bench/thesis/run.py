@@ -51,12 +51,6 @@ class Screen(Protocol):
 class Session:
     """One call.
 
-    Args:
-        experiments: in their order.
-        call: settings, command and machine.
-        out: folder for the files.
-        screen: who watches.
-
     Attributes:
         outcomes: what became of those that were begun.
         documents: the same as JSON.

@@ -47,9 +47,7 @@ def served(chain: Chain, device: str, ways: Sequence[str] = WAYS, tasks: int = 1
     """Both ways side by side, one worker per block.
 
     Args:
-        chain: the blocks.
         device: of all of them, as a topology says it.
-        ways: see :mod:`blockflow.bench.pipeline_ways`.
         tasks: that share each way's path; their names are :func:`task_of`.
     """
     made = topology(chain, ways)
@@ -224,7 +222,6 @@ class Flood:
         rate: requests per second.
         seconds: that they are sent for; longer at a rate so low that hardly any would come.
         seed: of their times.
-        deadline_s: of every request.
     """
 
     rate: float

@@ -136,7 +136,6 @@ def findings(found: Bursts, nbytes: int, model: str) -> Findings:
     """Figures, table, plot and the line. Pure.
 
     Args:
-        found: the times.
         nbytes: of the tensor, which is an input of ``model``; the other messages are no model's.
         model: of the call.
     """

@@ -40,7 +40,6 @@ class Visit:
     """One client that asked again as soon as it was answered, for a while.
 
     Attributes:
-        seconds: of the watch.
         rate: inferences per second.
         cpu_s: CPU seconds per block, and of the :data:`DISPATCHER`.
         timeline: (seconds, CPU percent of one core, mean of the blocks).
@@ -116,7 +115,6 @@ class Utilisation:
     Args:
         visits: arm -> visits, one per round; the arms' n-th visits were side by side.
         cores: that the processes may use.
-        labels: of every figure.
 
     Attributes:
         mean, rate: by rounds.

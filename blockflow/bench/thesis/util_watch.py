@@ -35,7 +35,6 @@ class Sampler(Generic[T]):
 
     Args:
         look: what is read; called from one thread at a time.
-        interval_s: between two looks.
 
     Attributes:
         samples: (seconds since the begin, what was seen).
