@@ -1,4 +1,5 @@
-"""A blank page for plots, by matplotlib, which is an optional package."""
+"""A blank page for plots, by matplotlib, which is an optional package: without it whatever draws
+raises what :func:`new_page` raises."""
 
 from __future__ import annotations
 

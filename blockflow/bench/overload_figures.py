@@ -183,11 +183,7 @@ def load_grid(found: Sequence[Figure]) -> Grid:
 
 
 def draw(found: Sequence[Figure]) -> Any:
-    """Left: what became of the offered load. Right: memory over time, with the loads' beginnings.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    """Left: what became of the offered load. Right: memory over time, with the loads' begins."""
     page = new_page(10, 3.8, 100)
     left, right = page.subplots(1, 2)
     rates = [f for f in found if f.name == GOODPUT]

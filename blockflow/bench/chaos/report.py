@@ -196,11 +196,7 @@ def _middle_and_worst(seconds: Sequence[float]) -> tuple[str, str]:
 
 
 def draw(found: Sequence[Figure]) -> Any:
-    """Top: answers per second by outcome, faults as lines. Bottom: memory over the run.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    """Top: answers per second by outcome, faults as lines. Bottom: memory over the run."""
     page = new_page(10, 4.6, 100)
     top, bottom = page.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     steps = [f for f in found if f.name == TIMELINE]

@@ -23,11 +23,7 @@ _STYLES = ("-", "--", ":")
 def draw(found: Sequence[Figure]) -> Any:
     """Left: the percentiles that LoadGen logs. Middle: rates that a search has tried, where there
     was one. Right: mean time per block. What is sent all at once, offline, has no latency that says
-    anything.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    anything."""
     runs = [
         f
         for f in found

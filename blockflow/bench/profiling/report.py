@@ -174,11 +174,7 @@ def document(measured: Measured) -> dict[str, Any]:
 
 
 def plot(results: Sequence[Measured], path: Path) -> None:
-    """Time per row over rows, a panel per block, a line per candidate, threads and length.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    """Time per row over rows, a panel per block, a line per candidate, threads and length."""
     page = new_page(6.0 * min(len(results), 2), 4.0 * ((len(results) + 1) // 2))
     for i, measured in enumerate(results):
         panel = page.add_subplot((len(results) + 1) // 2, min(len(results), 2), i + 1)

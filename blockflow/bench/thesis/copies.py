@@ -59,7 +59,6 @@ def _needs_a_counter(_settings: Settings) -> str | None:
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
     chain = context.chain()
     rounds = context.pick(20, 5)
     wanted = {**topology(chain, WAYS), "transport": "tcp"}

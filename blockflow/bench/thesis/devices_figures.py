@@ -159,11 +159,7 @@ class Distribution:
         return f"overhead of whole tensors beside handles, {over}: {'; '.join(parts)}"
 
     def draw(self) -> Any:
-        """Left: computing time per block. Right: overhead per block. A shade per number of devices.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        """Left: computing time per block. Right: overhead. A shade per number of devices."""
         page = new_page(11, 3.8)
         arms = [(way, n) for n in self.counts for way in (TENSORMQ, ZEROMQ)]
         width = 0.8 / len(arms)

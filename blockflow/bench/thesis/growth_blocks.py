@@ -202,11 +202,7 @@ def conclude(
 
 
 def draw(found: Sequence[Start], states: Mapping[str, float], labels: Mapping[str, Any]) -> Any:
-    """A bar per block: C, the state, and what work adds; the thesis's process as a mark.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    """A bar per block: C, the state, and what work adds; the thesis's process as a mark."""
     page = new_page(7, 3.8)
     ax = page.subplots()
     blocks = list(states)

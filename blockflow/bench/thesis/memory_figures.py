@@ -301,11 +301,7 @@ def _where(f: Figure) -> str:
 
 
 def draw(found: Sequence[Figure]) -> Any:
-    """Savings at 100 tasks as bars; the thesis's as marks on them.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
-    """
+    """Savings at 100 tasks as bars; the thesis's as marks on them."""
     page = new_page(10, 3.8)
     ax = page.subplots()
     fair = [

@@ -42,7 +42,6 @@ Samples = Mapping[str, Sequence[tuple[float, ...]]]
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
     chains = {form: context.chain(label) for form, label in FORMS.items()}
     rounds, starts = context.pick((100, 5), (6, 1))
     done = partial(findings, sizes=sizes(chains[SCRIPTED]), settings=context.settings)

@@ -225,11 +225,7 @@ class Sweep:
 
     def draw(self) -> Any:
         """Throughput by rate: all visits and, by the rate that was meant, their means; with the
-        predicted limit and the line of no loss.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        predicted limit and the line of no loss."""
         page = new_page(8, 4.2)
         ax = page.subplots()
         callers = self._callers

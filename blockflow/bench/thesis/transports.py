@@ -68,7 +68,6 @@ Labels = Mapping[str, Mapping[str, Any]]
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
     x = _input(context.settings.model)
     rounds, burst = context.pick((60, 25), (6, 5))
     with (

@@ -209,11 +209,7 @@ class Utilisation:
 
     def draw(self) -> Any:
         """Left: CPU over time, the mean of the blocks. Right: each process, by way. Between them
-        the GPU over time, where it was seen.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        the GPU over time, where it was seen."""
         seen = self.gpu is not None
         page = new_page(14 if seen else 10, 3.8)
         left, *middle, right = page.subplots(1, 3 if seen else 2)
