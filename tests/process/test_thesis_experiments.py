@@ -83,13 +83,10 @@ def test_one_client_by_every_way(
 ) -> None:
     """Three experiments one after the other, on a system that is started once for all of them."""
     made.kept = []
-    monkeypatch.setattr(pipeline_time, "bench", lambda *_, **__: nullcontext(ways))
-    times = pipeline_time.run(made)
     lone = copy(ways)
     monkeypatch.setattr(lone, "_server", None)  # the others are not compared with HTTP
-    for module in (components, batches):
-        monkeypatch.setattr(module, "bench", lambda _context: nullcontext(lone))
-    parts, sizes = components.run(made), batches.run(made)
+    monkeypatch.setattr(one_client, "bench", lambda _, http: nullcontext(ways if http else lone))
+    times, parts, sizes = (e.run(made) for e in (pipeline_time, components, batches))
     names = {HTTP, HTTP_JSON, ZEROMQ, TENSORMQ, OFFLINE}
     assert modes(times, pipeline_time.TIME) == names
     rows = times.data[0].rows

@@ -8,6 +8,7 @@ from typing import Any
 from blockflow.bench.canvas import PALETTE, new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure
+from blockflow.bench.statistics import Interval
 
 WAY_COLOURS = {TENSORMQ: PALETTE[0], ZEROMQ: PALETTE[1]}
 """The same in every picture in which ways are lines."""
@@ -26,9 +27,6 @@ def draw_bars(
 
     Args:
         group: what stands below a group of bars.
-
-    Raises:
-        SystemError_: MISSING_EXTRA without matplotlib.
     """
     page = new_page(9, 4)
     ax = page.subplots()
@@ -63,3 +61,9 @@ def draw_bars(
     ax.grid(alpha=0.25, axis="y")
     ax.set_axisbelow(True)
     return page
+
+
+def draw_line(ax: Any, xs: Sequence[float], found: Sequence[Interval], **style: Any) -> None:
+    """Values with their intervals, joined."""
+    apart = [f.value - f.low for f in found], [f.high - f.value for f in found]
+    ax.errorbar(xs, [f.value for f in found], apart, fmt="o-", **style)

@@ -22,7 +22,7 @@ from blockflow.bench.thesis.one_client import (
     OFFLINE,
     TWICE,
     Series,
-    bench,
+    by_all_ways,
     overhead_ms,
     pipeline_ms,
 )
@@ -50,16 +50,9 @@ Found = Mapping[int, Series]
 
 
 def run(context: Context) -> Findings:
-    """Measure all sizes in turns."""
     bursts, rounds = context.pick(FULL, QUICK)
-    with (
-        bench(context) as ways,
-        context.step("batches of every size", rounds) as advance,
-    ):
-        done = partial(findings, settings=context.settings)
-        return done(
-            ways.measure(bursts, rounds, advance, lambda so_far: context.keep(done(so_far).figures))
-        )
+    done = partial(findings, settings=context.settings)
+    return by_all_ways(context, "batches of every size", bursts, rounds, done)
 
 
 def findings(found: Found, settings: Settings) -> Findings:

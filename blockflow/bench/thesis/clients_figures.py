@@ -17,7 +17,7 @@ from blockflow.bench.grid import Grid, bounds, digits
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import LESS_IS_BETTER, Figure, interval_figure
 from blockflow.bench.statistics import MIN_PAIRS, Interval, median_interval, slope
-from blockflow.bench.thesis.bars import WAY_COLOURS
+from blockflow.bench.thesis.bars import WAY_COLOURS, draw_line
 from blockflow.bench.thesis.beside import AGAIN, Rounds, known, quoted, thesis
 from blockflow.bench.thesis.rates_figures import REFUSED
 from blockflow.bench.thesis.rates_model import refusals
@@ -204,22 +204,14 @@ class Clients:
         return f"{line}; with {most} clients whole tensors are {told}"
 
     def draw(self) -> Any:
-        """Left: round trip by clients, with the bounds' knee. Right: throughput.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        """Left: round trip by clients, with the bounds' knee. Right: throughput."""
         page = new_page(10, 3.8)
         left, right = page.subplots(1, 2)
         for way in self.ways:
             colour = WAY_COLOURS[way]
             for ax, rounds in ((left, self.latency), (right, self.rate)):
                 found = [rounds(n).median(way) for n in self.counts]
-                values = [f.value for f in found]
-                apart = [f.value - f.low for f in found], [f.high - f.value for f in found]
-                ax.errorbar(
-                    self.counts, values, apart, fmt="o-", color=colour, label=way, ms=3, capsize=2
-                )
+                draw_line(ax, self.counts, found, color=colour, label=way, ms=3, capsize=2)
             left.axvline(self.knee(way).value, color=colour, linestyle=":", linewidth=1)
             marks = {n: v for n in self.counts if (v := self._printed(way, n)) is not None}
             if marks:

@@ -7,7 +7,6 @@ included (section 4.2.1). One synchronous client, whole tensors and handles in t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from blockflow.bench.thesis.bars import WAY_COLOURS
 from blockflow.bench.thesis.beside import Rounds, beside_grid, quoted, thesis
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot, Settings
 from blockflow.bench.thesis.offline_table import OFFLINE_SUM_MS
-from blockflow.bench.thesis.one_client import TWICE, Series, bench, compute_ms, overhead_ms
+from blockflow.bench.thesis.one_client import TWICE, Series, by_all_ways, compute_ms, overhead_ms
 
 INFERENCE, OVERHEAD, WAITING = "inference", "overhead", "waiting"
 PIPELINE_INFERENCE, PIPELINE_OVERHEAD = "inference, all blocks", "overhead, all blocks"
@@ -46,17 +45,11 @@ _TAIL = 98.0
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
+    def done(found: Mapping[int, Series]) -> Findings:
+        return findings(found[1], context.settings)
+
     rounds = context.pick(150, 6)
-    with (
-        bench(context) as ways,
-        context.step("one inference by each way", rounds) as advance,
-    ):
-        done = partial(findings, settings=context.settings)
-        found = ways.measure(
-            {1: 1}, rounds, advance, lambda so_far: context.keep(done(so_far[1]).figures)
-        )
-        return done(found[1])
+    return by_all_ways(context, "one inference by each way", {1: 1}, rounds, done)
 
 
 def findings(found: Series, settings: Settings) -> Findings:

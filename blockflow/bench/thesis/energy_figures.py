@@ -9,7 +9,7 @@ from typing import Any
 from blockflow.bench.canvas import new_page
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ
 from blockflow.bench.results import Figure, interval_figure
-from blockflow.bench.thesis.bars import WAY_COLOURS
+from blockflow.bench.thesis.bars import WAY_COLOURS, draw_line
 from blockflow.bench.thesis.beside import Rounds, known, quoted, thesis
 
 ENERGY = "energy per tensor"
@@ -105,18 +105,12 @@ class Energy:
         )
 
     def draw(self) -> Any:
-        """Energy per tensor by batch size, with intervals; the thesis's at one row.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        """Energy per tensor by batch size, with intervals; the thesis's at one row."""
         page = new_page(7, 3.8)
         ax = page.subplots()
         for way, colour in WAY_COLOURS.items():
             found = [self.rounds(b).median(way) for b in self.batches]
-            below = [f.value - f.low for f in found], [f.high - f.value for f in found]
-            values = [f.value for f in found]
-            ax.errorbar(self.batches, values, below, fmt="o-", color=colour, label=way, capsize=3)
+            draw_line(ax, self.batches, found, color=colour, label=way, capsize=3)
             if known(self._labels):
                 label = f"{way}, the thesis's"
                 ax.plot([1], [THESIS_MJ[way]], "_", color=colour, ms=14, label=label)

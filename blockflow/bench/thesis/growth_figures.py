@@ -19,7 +19,7 @@ from blockflow.bench.statistics import (
     noise_of,
     ratio_interval,
 )
-from blockflow.bench.thesis.bars import WAY_COLOURS
+from blockflow.bench.thesis.bars import WAY_COLOURS, draw_line
 from blockflow.bench.thesis.beside import known, thesis
 
 PSS, RSS, ARENA, GPU = "memory (PSS)", "memory (RSS)", "arenas in use", "GPU memory"
@@ -221,11 +221,7 @@ class Growth:
         )
 
     def draw(self) -> Any:
-        """Left: memory by rate. Right: over a long overload.
-
-        Raises:
-            SystemError_: MISSING_EXTRA without matplotlib.
-        """
+        """Left: memory by rate. Right: over a long overload."""
         page = new_page(10, 3.8)
         left, right = page.subplots(1, 2)
         for name, way in self._ways.items():
@@ -233,9 +229,7 @@ class Growth:
             multiples = sorted(way.visits)
             xs = [m * self._callers for m in multiples]
             found = [median_interval([look.main for look in way.visits[m]]) for m in multiples]
-            apart = [f.value - f.low for f in found], [f.high - f.value for f in found]
-            values = [f.value for f in found]
-            left.errorbar(xs, values, apart, fmt="o-", color=colour, label=name, ms=4, capsize=3)
+            draw_line(left, xs, found, color=colour, label=name, ms=4, capsize=3)
             arena = [median([look.arena for look in way.visits[m]]) for m in multiples]
             left.plot(xs, arena, "o:", color=colour, ms=3, label=f"{name}, arenas in use")
             if way.long:

@@ -19,7 +19,7 @@ from blockflow.bench.in_process import Chain, InProcess
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.pipeline_ways import in_process_sample, run_once, topology
 from blockflow.bench.thesis.beside import AGAIN, Rounds
-from blockflow.bench.thesis.experiment import Advance, Context
+from blockflow.bench.thesis.experiment import Advance, Context, Findings
 from blockflow.bench.thesis.http_server import TEXT, HttpClient, HttpServer
 from blockflow.bench.thesis.served import input_of
 from blockflow.bench.turns import in_turn, took_ms
@@ -171,6 +171,28 @@ def bench(context: Context, *, http: bool = False) -> Iterator[Bench]:
             alone = stack.enter_context(InProcess(chain))
             server = stack.enter_context(HttpServer(chain)) if http else None
         yield Bench(chain, client, alone, server)
+
+
+def by_all_ways(
+    context: Context,
+    what: str,
+    bursts: Mapping[int, int],
+    rounds: int,
+    findings: Callable[[Mapping[int, Series]], Findings],
+    *,
+    http: bool = False,
+) -> Findings:
+    """What ``findings`` makes of the series by rows (:meth:`Bench.measure`); of an experiment that
+    breaks off, what it makes of the whole rounds is kept."""
+    with (
+        bench(context, http=http) as ways,
+        context.step(what, rounds) as advance,
+    ):
+        return findings(
+            ways.measure(
+                *(bursts, rounds, advance), lambda so_far: context.keep(findings(so_far).figures)
+            )
+        )
 
 
 def _timed(call: Callable[[], np.ndarray]) -> Sample:

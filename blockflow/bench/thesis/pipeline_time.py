@@ -7,7 +7,6 @@ HTTP serves the whole model, so its time is a round trip; the other ways' is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from blockflow.bench.pipeline_figures import TENSORMQ, ZEROMQ, Sample
 from blockflow.bench.results import Figure, interval_figure, latency_figure
@@ -20,7 +19,7 @@ from blockflow.bench.thesis.one_client import (
     HTTP_JSON,
     OFFLINE,
     Series,
-    bench,
+    by_all_ways,
     pipeline_ms,
 )
 
@@ -48,17 +47,11 @@ _RATIOS: Mapping[tuple[str, str], float | None] = {
 
 
 def run(context: Context) -> Findings:
-    """Measure."""
+    def done(found: Mapping[int, Series]) -> Findings:
+        return findings(found[1], context.settings)
+
     rounds = context.pick(80, 6)
-    with (
-        bench(context, http=True) as ways,
-        context.step("one inference by each way", rounds) as advance,
-    ):
-        done = partial(findings, settings=context.settings)
-        found = ways.measure(
-            {1: 1}, rounds, advance, lambda so_far: context.keep(done(so_far[1]).figures)
-        )
-        return done(found[1])
+    return by_all_ways(context, "one inference by each way", {1: 1}, rounds, done, http=True)
 
 
 def _time(sample: Sample) -> float:
