@@ -12,9 +12,10 @@ import pytest
 from warm_rig import Warm
 
 from blockflow.bench.chaos import run as chaos
+from blockflow.bench.chaos.load import Traffic
 from blockflow.bench.chaos.plan import KINDS
 from blockflow.bench.chaos.report import HITS, READY, figures
-from blockflow.bench.chaos.run import Traffic, run, run_kills
+from blockflow.bench.chaos.run import run, run_kills
 from blockflow.repository.repository import BlockRepository
 
 # What is lost now and then is lost: no second try. What a busy machine may do in so short a run (be
@@ -43,16 +44,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[N
 
 def test_every_request_ends_once_whatever_dies(tmp_path: Path) -> None:
     kinds = [k for k in KINDS if k.name in QUICK]
-    found = run(
-        tmp_path,
-        seconds=5.0,
-        seed=SEED,
-        gap_s=0.6,
-        rate=10.0,
-        deadline_s=30.0,
-        kinds=kinds,
-        quiet_s=1.0,
-    )
+    traffic = Traffic(10.0, 30.0, SEED)
+    found = run(tmp_path, traffic, seconds=5.0, gap_s=0.6, kinds=kinds, quiet_s=1.0)
     assert {f.kind for f in found.faults} == QUICK
     assert found.ledger.outcomes()["OK"] > 0
     found.least_ok = 0.5
@@ -60,7 +53,7 @@ def test_every_request_ends_once_whatever_dies(tmp_path: Path) -> None:
 
 
 def test_processes_of_all_roles_are_killed_in_turn(tmp_path: Path) -> None:
-    found = run_kills(tmp_path, kills=3, traffic=Traffic(10.0, 30.0, SEED), replicas=1, quiet_s=0.5)
+    found = run_kills(tmp_path, Traffic(10.0, 30.0, SEED), kills=3, replicas=1, quiet_s=0.5)
     found.least_ok = 0.5
     assert found.broken() == []
     made = {(f.name, f.mode): f for f in figures(found)}

@@ -25,7 +25,8 @@ from fake_dispatcher import FakeDispatcher
 from blockflow.bench.chaos import run as chaos
 from blockflow.bench.chaos.findings import Findings
 from blockflow.bench.chaos.ledger import LATE, NO_REPLY, OK, UNHARMED
-from blockflow.bench.chaos.run import Stage, Traffic, perform, status_of
+from blockflow.bench.chaos.load import Traffic
+from blockflow.bench.chaos.run import Stage, perform, status_of
 from blockflow.bench.chaos.watch import Watch
 from blockflow.core.errors import make_error
 from blockflow.wire.client import Reply, Request, TaskResult

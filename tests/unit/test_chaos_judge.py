@@ -28,7 +28,7 @@ from blockflow.bench.chaos.faults import POISONED, Injected, Injector, Takeover
 from blockflow.bench.chaos.findings import GRACE_S, LINGERS_S, Findings
 from blockflow.bench.chaos.kills import RECOVERY_S
 from blockflow.bench.chaos.ledger import CANCELLED, NO_REPLY, OK, POISON, Ledger
-from blockflow.bench.chaos.load import TOLERANCE, Load, same_answer, told_apart
+from blockflow.bench.chaos.load import TOLERANCE, Load, Traffic, same_answer, told_apart
 from blockflow.bench.chaos.plan import KINDS, Fault
 from blockflow.bench.chaos.watch import MARK, Watch, bearers, marked
 from blockflow.client.core import GRACE_NS
@@ -101,11 +101,9 @@ class Endless(Broken):
         return Future()
 
 
-def make_load(patience_s: float = 0.1) -> Load:
+def make_load() -> Load:
     x = np.ones((1, 4), np.float32)
-    return Load(
-        "tcp://x:1", [x], {"a": [x]}, rate=1000.0, deadline_s=0.1, seed=1, patience_s=patience_s
-    )
+    return Load("tcp://x:1", [x], {"a": [x]}, Traffic(1000.0, 0.1, patience_s=0.1))
 
 
 def test_a_client_that_ends_too_early_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +365,7 @@ def test_a_run_of_kills_that_comes_to_no_end_says_so(
     monkeypatch.setattr(chaos, "strike", strike)
     monkeypatch.setattr(chaos, "perform", perform)
     monkeypatch.setattr(chaos, "_rest", lambda *_: None)
-    found = chaos.run_kills(tmp_path, kills=5, traffic=chaos.Traffic(), quiet_s=0.0)
+    found = chaos.run_kills(tmp_path, Traffic(), kills=5, quiet_s=0.0)
     (defect,) = found.defects
     assert said in defect and defect in found.broken()
     assert now[0] < 3 * RECOVERY_S

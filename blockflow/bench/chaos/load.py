@@ -32,7 +32,6 @@ TOLERANCE = 1e-4
 """What the right answer may differ by from another computation of it: batches of other sizes add
 in another order (a few 1e-6 were seen). Answers to different inputs must differ by more, or one
 could pass for another: :func:`told_apart`."""
-PATIENCE_S = 5.0
 NOWHERE = "no such task"
 _POISONED = frozenset({POISON})
 CANCELS_S = 0.03
@@ -64,6 +63,19 @@ class _Ask:
     far: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The load: requests per second and task, seconds that each may take, the seed of it all, and
+    how long overdue replies are waited for at the end; with ``odd``, also requests that cannot be
+    answered or are cancelled, so many per second, and a client behind a network that fails."""
+
+    rate: float = 20.0
+    deadline_s: float = 10.0
+    seed: int = 1
+    patience_s: float = 5.0
+    odd: float = 0.0
+
+
 class Load:
     """An open loop per task: requests leave at random moments, whatever became of the others.
 
@@ -71,11 +83,6 @@ class Load:
         address: of the Dispatcher.
         inputs: to send in turn.
         answers: task -> the right results, one for each input.
-        rate: requests per second and task.
-        deadline_s: of each request.
-        seed: of gaps and inputs.
-        patience_s: how long, at the end, replies are waited for that should have come before.
-        odd_rate: of requests that are cancelled or cannot be answered, per second.
         far_address: the Dispatcher's for one client more, which sends all tasks in turn.
 
     Attributes:
@@ -88,12 +95,7 @@ class Load:
         address: str,
         inputs: Sequence[Array],
         answers: Mapping[str, Sequence[Array]],
-        *,
-        rate: float,
-        deadline_s: float,
-        seed: int,
-        patience_s: float = PATIENCE_S,
-        odd_rate: float = 0.0,
+        traffic: Traffic,
         far_address: str = "",
     ) -> None:
         self.ledger = Ledger()
@@ -101,18 +103,15 @@ class Load:
         self._address = address
         self._inputs = inputs
         self._answers = answers
-        self._rate = rate
-        self._deadline_s = deadline_s
-        self._seed = seed
-        self._patience_s = patience_s
+        self._traffic = traffic
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._origin = time.monotonic()
-        clients = [_Sender(address, (task,), rate) for task in answers]
-        if odd_rate:
-            clients.append(_Sender(address, tuple(answers), odd_rate, odd=True))
+        clients = [_Sender(address, (task,), traffic.rate) for task in answers]
+        if traffic.odd:
+            clients.append(_Sender(address, tuple(answers), traffic.odd, odd=True))
         if far_address:
-            clients.append(_Sender(far_address, tuple(answers), rate, far=True))
+            clients.append(_Sender(far_address, tuple(answers), traffic.rate, far=True))
         self._threads = [
             threading.Thread(target=self._run, args=(c, n), name=f"load-{n}", daemon=True)
             for n, c in enumerate(clients)
@@ -141,7 +140,7 @@ class Load:
         """Send ``task`` an input that kills whoever computes it, and wait for the end: the outcome.
         It is not sent again, lest it kill more than two."""
         tap = WireTap(self.ledger, self._lock, self.now)
-        with Client(self._address, connect_timeout_s=self._deadline_s, tap=tap) as client:
+        with Client(self._address, connect_timeout_s=self._traffic.deadline_s, tap=tap) as client:
             x = np.full_like(self._inputs[0], value)
             pending = self._submit(client, _Ask(task, x, _POISONED, retries=0))
             if pending is None:
@@ -160,12 +159,12 @@ class Load:
             self.failures.append(f"a client that sends {', '.join(sender.tasks)} failed: {e!r}")
 
     def _send(self, sender: _Sender, number: int) -> None:
-        chance = random.Random(f"{self._seed}/{number}")
+        chance = random.Random(f"{self._traffic.seed}/{number}")
         due = time.monotonic()
         open_requests: list[Future[Any]] = []
         tap = WireTap(self.ledger, self._lock, self.now)
         # A client that gave up for want of a connection before the deadline would be its own fault.
-        with Client(sender.address, connect_timeout_s=self._deadline_s, tap=tap) as client:
+        with Client(sender.address, connect_timeout_s=self._traffic.deadline_s, tap=tap) as client:
             while not self._stop.is_set():
                 due += chance.expovariate(sender.rate)
                 self._stop.wait(max(0.0, due - time.monotonic()))
@@ -196,15 +195,15 @@ class Load:
         )
 
     def _submit(self, client: Client, ask: _Ask) -> Future[Any] | None:
-        request_id = secrets.token_bytes(REQUEST_ID_BYTES)
+        request_id, deadline_s = secrets.token_bytes(REQUEST_ID_BYTES), self._traffic.deadline_s
         with self._lock:
             now = self.now()
-            self.ledger.sent(request_id, ask.task, now, self._deadline_s, ask.wanted, far=ask.far)
+            self.ledger.sent(request_id, ask.task, now, deadline_s, ask.wanted, far=ask.far)
         try:
             pending = client.submit(
                 ask.task,
                 ask.x,
-                deadline_s=self._deadline_s,
+                deadline_s=deadline_s,
                 request_id=request_id,
                 retries=ask.retries,
             )
@@ -232,13 +231,13 @@ class Load:
     def _await_all(self, client: Client, pending: Sequence[Future[Any]]) -> None:
         """A client ends its requests by itself at their deadlines; what is open then is missing.
         The replies to those that it gave up may still come, and second ones."""
-        wait_for(pending, timeout=self._deadline_s + self._patience_s)
-        end = time.monotonic() + self._patience_s
+        wait_for(pending, timeout=self._traffic.deadline_s + self._traffic.patience_s)
+        end = time.monotonic() + self._traffic.patience_s
         while self._silent() and time.monotonic() < end:
             time.sleep(0.02)
         # Messages keep their order: what had been sent before this answer has come before it.
         with suppress(BlockFlowError):
-            client.tasks(timeout_s=self._patience_s)
+            client.tasks(timeout_s=self._traffic.patience_s)
 
     def _silent(self) -> int:
         with self._lock:

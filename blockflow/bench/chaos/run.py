@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from blockflow.bench.chaos.grids import growth_grid
 from blockflow.bench.chaos.held import SPARE_S, kept
 from blockflow.bench.chaos.kills import RECOVERY_S, REPLICAS, Turns, strike
 from blockflow.bench.chaos.lag import Lag
-from blockflow.bench.chaos.load import PATIENCE_S, Array, Load, told_apart
+from blockflow.bench.chaos.load import Array, Load, Traffic, told_apart
 from blockflow.bench.chaos.plan import KINDS, Fault, Kind, plan_faults
 from blockflow.bench.chaos.proxy import Proxy
 from blockflow.bench.chaos.remote import RemoteSystem
@@ -79,19 +79,6 @@ _HEALTHY_S = 120.0
 
 Advance = Callable[[float, str], None]
 """Is told how far the run is, and the latest fault ('' = none)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """The load: requests per second and task, seconds that each may take, the seed of it all, and
-    how long overdue replies are waited for at the end; with ``odd``, also requests that cannot be
-    answered or are cancelled, so many per second, and a client behind a network that fails."""
-
-    rate: float = 20.0
-    deadline_s: float = 10.0
-    seed: int = 1
-    patience_s: float = PATIENCE_S
-    odd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +132,10 @@ def exam(model: MultiDigits, seed: int) -> tuple[list[Array], dict[str, list[Arr
 
 def run(
     folder: Path,
+    traffic: Traffic,
     *,
     seconds: float,
-    seed: int,
     gap_s: float,
-    rate: float,
-    deadline_s: float,
     kinds: Sequence[Kind] = KINDS,
     quiet_s: float = QUIET_S,
     spare: float = 0.0,
@@ -159,21 +144,21 @@ def run(
     """One run in ``folder``; ``advance`` is told the seconds done and the latest fault."""
 
     def course(stage: Stage) -> None:
-        for fault in plan_faults(seed, seconds, gap_s, kinds, quiet_s, spare):
+        for fault in plan_faults(traffic.seed, seconds, gap_s, kinds, quiet_s, spare):
             _rest(stage.load, fault.at_s, advance)
             done = stage.injector.inject(fault)
             stage.found.faults.append(done)
             advance(stage.load.now(), done.kind)
         _rest(stage.load, seconds, advance)
 
-    return perform(folder, Traffic(rate, deadline_s, seed, odd=ODD), TOPOLOGY, course)
+    return perform(folder, replace(traffic, odd=ODD), TOPOLOGY, course)
 
 
 def run_kills(
     folder: Path,
+    traffic: Traffic,
     *,
     kills: int,
-    traffic: Traffic,
     kinds: Sequence[Kind] = KINDS,
     replicas: int = REPLICAS,
     quiet_s: float = QUIET_S,
@@ -227,11 +212,7 @@ def perform(
             system.client_endpoint,
             inputs,
             answers,
-            rate=traffic.rate,
-            deadline_s=traffic.deadline_s,
-            seed=traffic.seed,
-            patience_s=traffic.patience_s,
-            odd_rate=traffic.odd,
+            traffic,
             far_address=proxy.endpoint if proxy else "",
         )
         found = Findings(load.ledger)
@@ -324,6 +305,7 @@ def main(arguments: list[str]) -> int:
     """Run, print, write the figures and the picture; the status is :func:`status_of`."""
     args, kinds = parse_args(arguments)
     console = Console()
+    traffic = Traffic(args.rate, args.deadline, args.seed)
     whole = args.kills or args.seconds
     with (
         tempfile.TemporaryDirectory(prefix="bf-chaos-") as folder,
@@ -336,21 +318,13 @@ def main(arguments: list[str]) -> int:
             bar.update(step, completed=min(done, whole), description=text)
 
         if args.kills:
-            found = run_kills(
-                Path(folder),
-                kills=args.kills,
-                traffic=Traffic(args.rate, args.deadline, args.seed),
-                kinds=kinds,
-                advance=advance,
-            )
+            found = run_kills(Path(folder), traffic, kills=args.kills, kinds=kinds, advance=advance)
         else:
             found = run(
                 Path(folder),
+                traffic,
                 seconds=args.seconds,
-                seed=args.seed,
                 gap_s=args.gap,
-                rate=args.rate,
-                deadline_s=args.deadline,
                 kinds=kinds,
                 spare=args.spare,
                 advance=advance,
