@@ -62,8 +62,7 @@ class Joins(Watch):
                 self._options[worker] = policies[0]
 
     def started(self, worker: SimWorker, batch: Batch, now: int) -> None:
-        options = self._options.get(worker)
-        if options is None:
+        if worker not in self._options:
             return
         fresh = [t for t in batch.tickets if (worker, t.key) not in self._cohorts]
         if fresh:
@@ -75,27 +74,21 @@ class Joins(Watch):
         aboard = {id(c): c for t in batch.tickets for c in [self._cohorts[worker, t.key]]}
         if len(aboard) > 1:
             first, *later = sorted(aboard.values(), key=lambda c: c.began_ns)
-            position = self._position(worker, options, batch)
-            self.joined(worker, options, first, later, position, now)
+            position = self._position(worker, batch)
+            self.joined(worker, first, later, position, now)
             first.joined_at = position
             first.queries += sum(c.queries for c in later)
             for ticket in batch.tickets:
                 self._cohorts[worker, ticket.key] = first
 
-    def _position(self, worker: SimWorker, options: Mapping[str, Any], batch: Batch) -> int:
+    def _position(self, worker: SimWorker, batch: Batch) -> int:
         """Which of the policy's stages the batch runs; a block is one, or several are."""
         place = list(worker.stages).index(batch.stage)
-        sizes = options.get("stages")
+        sizes = self._options[worker].get("stages")
         return place if sizes is None else bisect_right(list(accumulate(sizes)), place)
 
     def joined(
-        self,
-        worker: SimWorker,
-        options: Mapping[str, Any],
-        first: Cohort,
-        later: list[Cohort],
-        position: int,
-        now: int,
+        self, worker: SimWorker, first: Cohort, later: list[Cohort], position: int, now: int
     ) -> None:
         """``later`` have joined ``first`` before the stage at ``position``."""
 
@@ -120,14 +113,9 @@ class StretchInTime(Joins):
     POLICY = "dvabatch"
 
     def joined(
-        self,
-        worker: SimWorker,
-        options: Mapping[str, Any],
-        first: Cohort,
-        later: list[Cohort],
-        position: int,
-        now: int,
+        self, worker: SimWorker, first: Cohort, later: list[Cohort], position: int, now: int
     ) -> None:
+        options = self._options[worker]
         last = options.get("last_join_stage", len(worker.stages))
         if position > last:
             raise InvariantBroken(
@@ -165,13 +153,7 @@ class JoinInTime(Joins):
             self._limits[worker] = bound + 2 * len(worker.stages) * simulator.turn_ns
 
     def joined(
-        self,
-        worker: SimWorker,
-        options: Mapping[str, Any],
-        first: Cohort,
-        later: list[Cohort],
-        position: int,
-        now: int,
+        self, worker: SimWorker, first: Cohort, later: list[Cohort], position: int, now: int
     ) -> None:
         if any(c.joined_at not in (-1, position) for c in (first, *later)):
             raise InvariantBroken("join in time", now, f"{worker.name}: a second join")
