@@ -31,11 +31,7 @@ _WARM_UP = 2
 
 
 class Kernels:
-    """One process's side: a kernel, and the event behind it that the other process waits for.
-
-    Attributes:
-        event: of this process, exported.
-    """
+    """One process's side: a kernel, and the event behind it that the other process waits for."""
 
     def __init__(self, api: CudaApi, nbytes: int) -> None:
         import torch

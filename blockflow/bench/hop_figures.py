@@ -71,11 +71,7 @@ Tracks = dict[Key, Track]
 
 
 def figures(tracks: Tracks, counted: Mapping[tuple[str, int], Counted]) -> list[Figure]:
-    """All figures of a run.
-
-    Args:
-        counted: by way and size.
-    """
+    """All figures of a run."""
     again = _paired(tracks, Key(BARE, 0, WARM), Key(AGAIN, 0, WARM))
     same = ratio_interval(*again)
     noise = noise_of(same)

@@ -40,9 +40,6 @@ class OtherProcess(Closing):
         order: its first line. The constructor returns with its first answer.
         wait_s: for an answer, at most.
 
-    Attributes:
-        ready: the first answer.
-
     Raises:
         BlockFlowError: why it could not start.
     """

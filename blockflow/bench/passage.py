@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A place for what stored results say.
-
-    Attributes:
-        name: in its marks.
-    """
+    """A place for what stored results say."""
 
     name: str
 

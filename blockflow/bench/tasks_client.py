@@ -19,9 +19,6 @@ _PATIENCE_S = 60.0
 class TaskClient(OtherProcess):
     """Seen from the benchmark's process.
 
-    Args:
-        endpoint: where clients are served.
-
     Raises:
         BlockFlowError: it cannot be started.
     """

@@ -105,11 +105,7 @@ that would turn away what a static batch waits for."""
 
 
 class Bench:
-    """One run.
-
-    Args:
-        rig: where.
-    """
+    """One run."""
 
     def __init__(self, plan: Plan, rig: Rig) -> None:
         self._plan = plan

@@ -20,11 +20,7 @@ _STEP_S = 0.01
 
 @dataclass(slots=True)
 class LagBook:
-    """Late wake-ups of one thread, in order. Pure: times are arguments, in seconds of one clock.
-
-    Attributes:
-        worst_s: of all.
-    """
+    """Late wake-ups of one thread, in order. Pure: times are arguments, in seconds of one clock."""
 
     worst_s: float = 0.0
     _due: list[float] = field(default_factory=list)

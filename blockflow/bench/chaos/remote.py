@@ -25,9 +25,6 @@ _END_S = 60.0
 class RemoteCommands:
     """What is asked of the control plane.
 
-    Args:
-        server: started.
-
     Every method raises SystemError_ NOT_RUNNING while there is no control plane, and another
     BlockFlowError when it refuses.
     """

@@ -31,9 +31,6 @@ _PATIENCE_S = 2.0
 class Strangers:
     """Does to the Dispatcher at ``address`` what no client of ours does.
 
-    Args:
-        seed: of what makes no sense.
-
     Each method gives the tasks that it may have interrupted, and what it has done, in words.
     """
 

@@ -20,12 +20,7 @@ _NUMBERS = count(1)
 
 
 class WireTap:
-    """Counts by itself, from the headers: what the SDK makes of them is not its judge's business.
-
-    Args:
-        ledger: of all clients.
-        clock: seconds of the run.
-    """
+    """Counts by itself, from the headers: what the SDK makes of them is no judge's business."""
 
     def __init__(self, ledger: Ledger, lock: threading.Lock, clock: Callable[[], float]) -> None:
         self._ledger = ledger

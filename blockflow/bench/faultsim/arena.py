@@ -29,11 +29,7 @@ _LANES = 32
 
 
 class Arena:
-    """One process's slots.
-
-    Args:
-        slots: how many.
-    """
+    """One process's slots."""
 
     def __init__(self, incarnation: int, slots: int) -> None:
         self.incarnation = incarnation

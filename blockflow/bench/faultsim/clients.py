@@ -62,11 +62,7 @@ class Client:
 
 
 class Clients:
-    """All of them.
-
-    Attributes:
-        requests: of this episode, by number.
-    """
+    """All of them."""
 
     def __init__(self, world: World, count: int) -> None:
         self._world = world

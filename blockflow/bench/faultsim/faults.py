@@ -50,11 +50,7 @@ DESIGN = "design"
 
 
 class Faults:
-    """The faults of a run.
-
-    Attributes:
-        done: faults by kind.
-    """
+    """The faults of a run."""
 
     def __init__(self, world: World, kinds: Sequence[str] = KINDS) -> None:
         self._world = world

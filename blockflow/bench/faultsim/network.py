@@ -21,9 +21,6 @@ Peer = int | bytes
 class Network:
     """What one peer sends another arrives in the order of sending, as with ZeroMQ.
 
-    Args:
-        loop: the clock.
-
     Attributes:
         happened: messages ``lost``, ``doubled`` and ``refused``.
         lose_next, double_next: so many of the next data messages are lost, or come twice.

@@ -68,10 +68,6 @@ class Links:
 class SimProcess(ABC):
     """A process under virtual time.
 
-    Args:
-        world: where it lives.
-        order: its birth certificate.
-
     Attributes:
         alive: it has not ended; ``ready``: it has loaded. hang: how it hangs.
         endpoint: where it takes data. resumed_ns: when it last went on.

@@ -231,12 +231,7 @@ class RestTarget(TcpTarget):
 
 @contextmanager
 def targets(status: Mapping[str, Any], seed: int) -> Iterator[list[Target]]:
-    """Connections to every socket of a system.
-
-    Args:
-        status: its ``/v1/status``.
-        seed: of what will be sent.
-    """
+    """Connections to every socket of a system."""
     run_dir = Path(status["run_dir"])
     dispatcher, worker = status["dispatcher"], status["workers"][0]
     host, _, port = str(status["rest"]).removeprefix("http://").rpartition(":")
