@@ -68,16 +68,9 @@ def serves_for(seconds: float, client: Client) -> None:
         time.sleep(PACE_S)
 
 
-def test_a_stopped_worker_is_replaced(system: System) -> None:
-    old = worker(system, "plain#0")
-    os.kill(old["pid"], signal.SIGSTOP)
-    new = replaced(system, old)
-    assert "stopped" in new["crash"]["cause"]
-    assert serves(system, "plain")
-
-
-def test_a_stopped_dispatcher_is_replaced(system: System) -> None:
-    old = worker(system, "dispatcher")
+@pytest.mark.parametrize("name", ["plain#0", "dispatcher"])
+def test_who_is_stopped_is_replaced(system: System, name: str) -> None:
+    old = worker(system, name)
     os.kill(old["pid"], signal.SIGSTOP)
     new = replaced(system, old)
     assert "stopped" in new["crash"]["cause"]

@@ -25,6 +25,11 @@ from blockflow.batching.stage import (
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "batching.md"
 
 
+def run(row: Pipeline, level: int, pair: int) -> None:
+    row.start(level, pair)
+    row.finish(level, pair)
+
+
 def test_the_docs_show_the_tables() -> None:
     assert diagram() in DOCS.read_text(encoding="utf-8"), f"put this into it:\n{diagram()}"
 
@@ -64,12 +69,10 @@ def test_one_pair_keeps_everybody_inactive_until_the_batch_has_left() -> None:
 def test_two_pairs_let_batches_overlap() -> None:
     row = Pipeline(3, 2)
     assert row.enter(0) == 0
-    row.start(0, 0)
-    row.finish(0, 0)
+    run(row, 0, 0)
     assert row.enter(0) == 1  # the second follows while the first goes on
     row.start(0, 1)
-    row.start(1, 0)
-    row.finish(1, 0)
+    run(row, 1, 0)
     row.finish(0, 1)
     # The third may use pair 0 again: executor 1 is active again and has released it.
     assert row.enter(0) == 0
@@ -84,11 +87,9 @@ def test_two_pairs_let_batches_overlap() -> None:
     row.finish(2, 0)
     assert row.can_start(1, 0)
     row.start(1, 0)
-    row.start(2, 1)
-    row.finish(2, 1)
+    run(row, 2, 1)
     row.finish(1, 0)
-    row.start(2, 0)
-    row.finish(2, 0)
+    run(row, 2, 0)
     assert row.at_rest
 
 
@@ -96,11 +97,9 @@ def test_an_executor_checks_while_its_batch_is_on_the_wrong_pair() -> None:
     row = Pipeline(3, 2)
     for _ in range(2):  # the first goes on to executor 2's queue, the second comes on its pair
         assert row.enter(0) == 0
-        row.start(0, 0)
-        row.finish(0, 0)
+        run(row, 0, 0)
         if row.can_start(1, 0):
-            row.start(1, 0)
-            row.finish(1, 0)
+            run(row, 1, 0)
     assert row.legal(1, 1) and not row.legal(1, 0)
     assert row.executors[1] is Executor.CHECKING
     row.vacate(1, 0)
@@ -111,10 +110,8 @@ def test_a_batch_that_was_checked_for_and_has_run_is_not_gone_when_the_next_one_
     row = Pipeline(2, 1)
     assert row.enter(0) == row.enter(1) == 0
     assert not row.can_start(0, 0)
-    row.start(1, 0)
-    row.finish(1, 0)
-    row.start(0, 0)
-    row.finish(0, 0)
+    run(row, 1, 0)
+    run(row, 0, 0)
     row.vacate(1, 0)
     assert row.enter(0) == 0
     row.vacate(0, 0)
@@ -124,8 +121,7 @@ def test_a_batch_that_was_checked_for_and_has_run_is_not_gone_when_the_next_one_
 def test_a_batch_that_is_gone_frees_its_checking_executor_and_its_pair() -> None:
     row = Pipeline(2, 1)
     assert row.enter(0) == 0
-    row.start(0, 0)
-    row.finish(0, 0)
+    run(row, 0, 0)
     row.vacate(1, 0)
     assert row.at_rest
     row.vacate(2, 0)  # past the end: nothing
@@ -140,8 +136,7 @@ def test_who_leaves_early_is_not_followed_through_all_stages(
     legal = row.legal
     monkeypatch.setattr(row, "legal", lambda level, pair: asked.append(level) or legal(level, pair))
     assert row.enter(3) == 0
-    row.start(3, 0)
-    row.finish(3, 0)
+    run(row, 3, 0)
     row.vacate(4, 0)
     assert row.at_rest and len(asked) < 10
 
@@ -149,20 +144,17 @@ def test_who_leaves_early_is_not_followed_through_all_stages(
 def test_stages_can_be_entered_late_left_early_and_skipped() -> None:
     row = Pipeline(4, 1)
     assert row.enter(2) == 0
-    row.start(2, 0)
-    row.finish(2, 0)
+    run(row, 2, 0)
     row.vacate(3, 0)
     assert row.at_rest
     assert row.enter(1) == 0
-    row.start(1, 0)
-    row.finish(1, 0)
+    run(row, 1, 0)
     assert row.enter(1) is None
     assert row.skip(2, 0)
     assert row.enter(1) == 0, "there is room as soon as it has left"
     row.vacate(1, 0)
     assert row.can_start(3, 0)
-    row.start(3, 0)
-    row.finish(3, 0)
+    run(row, 3, 0)
     assert row.at_rest
 
 
@@ -172,8 +164,7 @@ def test_an_executor_does_not_go_on_checking_for_a_batch_that_skips_it() -> None
     assert row.enter(1) == 0
     assert not row.can_start(0, 0)
     assert row.executors[0] is Executor.CHECKING
-    row.start(1, 0)
-    row.finish(1, 0)
+    run(row, 1, 0)
     assert row.skip(0, 0)
     assert row.executors[0] is Executor.ACTIVE
     row.vacate(1, 0)

@@ -15,6 +15,13 @@ from blockflow.worker.turns import WatchedSockets
 from tests.turns_rig import Rig, serving
 
 
+def one_by_one(rig: Rig, *paths: tuple[int, ...]) -> None:
+    """Requests along these paths; whoever can goes on after each."""
+    for path in paths:
+        rig.send(*path)
+        rig.settle()
+
+
 def at(rig: Rig) -> list[str]:
     return [t.at for t in (rig.engine, rig.data, *rig.lanes)]
 
@@ -117,9 +124,7 @@ def test_who_expires_beside_what_is_computed_makes_room_for_what_the_engine_thre
 
 def test_a_lane_that_makes_room_wakes_who_has_read_nothing_for_want_of_it() -> None:
     with serving(lanes=3, inbox=2) as rig:
-        for path in ((2,), (3, 1), (1,), (2,)):
-            rig.send(*path)
-            rig.settle()
+        one_by_one(rig, (2,), (3, 1), (1,), (2,))
         one, other = rig.lanes
         rig.go(one)  # what it has computed waits for what the other one computes
         rig.settle()
@@ -134,13 +139,9 @@ def test_a_lane_that_makes_room_wakes_who_has_read_nothing_for_want_of_it() -> N
 def test_the_data_thread_starts_what_is_due_and_wakes_who_had_no_room_to_listen() -> None:
     with serving(lanes=3, inbox=1) as rig:
         rig.scheduler.set_policy(2, {"policy": "window", "max_delay_ms": 5}, 0)
-        for path in ((3,), (1, 2)):
-            rig.send(*path)
-            rig.settle()
+        one_by_one(rig, (3,), (1, 2))
         rig.go(rig.engine)
-        for stage in (1, 3):
-            rig.send(stage)
-            rig.settle()
+        one_by_one(rig, (1,), (3,))
         rig.go(rig.lanes[0])  # takes the next one; what it has computed waits in the window
         rig.settle()
         assert at(rig) == ["asleep", "asleep", "computes", "rests"] and rig.line.frames
@@ -151,9 +152,7 @@ def test_the_data_thread_starts_what_is_due_and_wakes_who_had_no_room_to_listen(
 
 def test_what_a_lane_makes_ready_and_does_not_take_itself_goes_to_one_that_rests() -> None:
     with serving(lanes=3) as rig:
-        for path in ((3,), (1, 2), (1,)):
-            rig.send(*path)
-            rig.settle()
+        one_by_one(rig, (3,), (1, 2), (1,))
         assert at(rig) == ["computes", "asleep", "computes", "rests"]
         rig.go(rig.lanes[0])
         rig.settle()
@@ -164,9 +163,7 @@ def test_all_that_is_due_at_once_starts_in_as_many_lanes() -> None:
     with serving(lanes=3) as rig:
         for stage in (2, 3):
             rig.scheduler.set_policy(stage, {"policy": "window", "max_delay_ms": 5}, 0)
-        for stage in (1, 2, 3):
-            rig.send(stage)
-            rig.settle()
+        one_by_one(rig, (1,), (2,), (3,))
         rig.clock.now = 5 * MS
         rig.settle()
         assert at(rig) == ["computes", "asleep", "computes", "computes"]
@@ -208,8 +205,7 @@ def test_who_rests_is_given_one_batch() -> None:
         for stage in (2, 3):
             rig.scheduler.set_policy(stage, {"policy": "window", "max_delay_ms": 5}, 0)
         for path in ((2,), (1,)):
-            rig.send(*path)
-            rig.settle()
+            one_by_one(rig, path)
             rig.clock.now += 5 * MS
             rig.settle()
         rig.go(rig.engine)
@@ -227,9 +223,7 @@ def test_who_rests_is_given_one_batch() -> None:
 def test_in_a_pause_nobody_wakes_for_what_would_be_due() -> None:
     with serving(lanes=2) as rig:
         rig.scheduler.set_policy(2, {"policy": "window", "max_delay_ms": 5}, 0)
-        for stage in (1, 2):
-            rig.send(stage)
-            rig.settle()
+        one_by_one(rig, (1,), (2,))
         rig.tell(control.Stop())
         rig.settle()
         rig.clock.now = 6 * MS
@@ -289,9 +283,7 @@ def test_what_is_due_while_nobody_could_start_it_does_not_keep_the_data_thread_a
     """One is at a job, which may be long, the other at a batch; who is done first starts it."""
     with serving(lanes=2) as rig:
         rig.scheduler.set_policy(2, {"policy": "window", "max_delay_ms": 3}, 0)
-        for stage in (1, 3):
-            rig.send(stage)
-            rig.settle()
+        one_by_one(rig, (1,), (3,))
         rig.go(rig.engine)
         rig.send(2)
         rig.settle()
@@ -352,9 +344,7 @@ def test_it_says_that_it_has_drained_when_the_last_that_waited_has_expired() -> 
 
 def test_at_the_end_who_rests_is_woken_and_who_computes_starts_nothing_more() -> None:
     with serving(lanes=4) as rig:
-        for stage in (1, 2):
-            rig.send(stage)
-            rig.settle()
+        one_by_one(rig, (1,), (2,))
         rig.go(rig.engine)
         rig.send(2)
         rig.settle()
