@@ -326,22 +326,6 @@ def test_inputs_without_a_free_slot_are_rejected(make: Callable[..., Rig]) -> No
     assert "32 bytes" in error.message
 
 
-def test_a_duplicate_id_is_refused_and_the_first_goes_on(make: Callable[..., Rig]) -> None:
-    r = make()
-    worker = r.worker(11, {1: "e"})
-    answers = iter([None])
-    worker.behave["e"] = lambda v: next(answers, v)
-    r.publish(task("t", ["e"]))
-    client = r.client()
-    rid = client.ask("t", X, deadline_ms=300)
-    wait_until(lambda: worker.seen)
-    client.ask("t", X, rid=rid)
-    reply, _ = client.answer()
-    assert reply.results[0].error.code == "DUPLICATE_REQUEST"
-    reply, _ = client.answer()
-    assert reply.results[0].error.code == "DEADLINE_EXCEEDED"
-
-
 def test_a_deadline_ends_a_request_in_time(make: Callable[..., Rig]) -> None:
     r = make()
     r.worker(11, {1: "e"}).behave["e"] = swallow

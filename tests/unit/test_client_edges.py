@@ -21,7 +21,7 @@ from client_core_rig import (
 )
 
 from blockflow.client.core import GRACE_NS, ClientCore
-from blockflow.client.outcome import Answered, Link, per_task
+from blockflow.client.outcome import Answered, Link
 from blockflow.client.request import Upload
 from blockflow.client.result import Trip, make_result
 from blockflow.client.sharing import INVITE_ID, Sharing
@@ -239,9 +239,3 @@ def test_who_asks_just_after_the_connection_was_lost_waits_for_the_next() -> Non
     link.since_ns = 5000
     assert link.gives_up_at(asked_ns=100) == 6000  # it was sent, and is to be sent again
     assert link.gives_up_at(asked_ns=5500) == 6500
-
-
-def test_an_error_of_the_whole_request_is_each_tasks_with_its_time() -> None:
-    error = make_error("OVERLOADED", "no credit")
-    (t, u) = per_task((TaskResult("*", None, error, total_ns=7),), ("t", "u"))
-    assert [(r.task, r.error, r.total_ns) for r in (t, u)] == [("t", error, 7), ("u", error, 7)]

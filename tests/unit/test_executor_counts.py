@@ -152,18 +152,6 @@ def test_only_who_is_too_large_together_is_tried_alone(monkeypatch: pytest.Monke
     assert asked == [(2, 2)]
 
 
-@pytest.mark.parametrize("code", ["TOO_LARGE", "NO_SPACE"])
-def test_who_is_too_large_together_runs_apart(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    bench = Bench(monkeypatch, slots=2, policy="window")
-    assert bench.slots is not None
-    bench.slots.max_rows, bench.slots.beyond = 1, code
-    for key in (1, 2):
-        bench.arrive(key, 1)
-    for _ in range(2):
-        bench.compute(bench.expect(1))
-    assert (bench.sink.sent, bench.sink.failed) == ([[1], [2]], {}) and bench.executor.idle
-
-
 def test_an_output_is_reserved_as_the_contract_says_for_those_who_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ from control_rig import AB, MS, S, World, topology
 from blockflow import __version__
 from blockflow.control.events import Commit, Kill, Send
 from blockflow.control.update import Phase
-from blockflow.core.errors import BlockError, SystemError_, TopologyError
+from blockflow.core.errors import BlockError, TopologyError
 from blockflow.wire.control import Hello, PeerGone, Routes, SetPolicy
 
 world = control_rig.world
@@ -216,16 +216,6 @@ def test_a_load_failure_is_not_retried(world: World) -> None:
     (replica,) = world.brain.crew.fleet.hosting("a")
     assert replica.state == "failed"
     assert world.launched().count("a#0") == 2
-
-
-def test_a_shortage_at_start_is_retried(world: World) -> None:
-    world.apply(*AB)
-    world.start_fails["a#0"] = SystemError_("NO_SPACE", "full")
-    world.die("a#0")
-    world.pass_time(0.15)
-    world.start_fails.clear()
-    world.pass_time(1)
-    assert world.admitted_blocks() == {"a": 1, "b": 1}
 
 
 def test_an_update_restarts_what_was_given_up(world: World) -> None:

@@ -63,20 +63,16 @@ class TestKillWatch:
         kernel.kill(2)
         assert [watch.claim(S) for _ in range(3)] == [SHORT, SHORT, None]
 
-    def test_a_kill_that_was_seen_before_its_process_has_ended(self) -> None:
-        kernel = Kernel()
-        watch = kernel.watch()
-        kernel.kill()
-        watch.look(0)
-        assert watch.claim(FRESH_NS - 1) == SHORT
-
-    def test_somebody_elses_kill_is_forgotten(self) -> None:
+    @pytest.mark.parametrize(("at", "found"), [(FRESH_NS - 1, SHORT), (FRESH_NS, None)])
+    def test_a_kill_that_was_seen_explains_a_death_for_a_while(
+        self, at: int, found: Shortage | None
+    ) -> None:
         """Who is killed by hand later has not died of that."""
         kernel = Kernel()
         watch = kernel.watch()
         kernel.kill()
         watch.look(0)
-        assert watch.claim(FRESH_NS) is None
+        assert watch.claim(at) == found
 
     def test_it_looks_once_a_second(self) -> None:
         looks: list[int] = []
@@ -185,16 +181,6 @@ def test_after_too_many_it_rests_says_why_and_comes_back(world: World) -> None:
     assert replica(world, "a#0").given_up == ""
     starve(world, "a#0")
     assert replica(world, "a#0").given_up == why, "at once, so shortly after"
-
-
-def test_other_crashes_are_given_up_as_ever(world: World) -> None:
-    world.apply(*AB)
-    for _ in range(5):
-        world.die("a#0")
-        world.pass_time(2)
-    world.pass_time(600)
-    assert "5 crashes" in replica(world, "a#0").given_up
-    assert world.admitted_blocks() == {"b": 1}
 
 
 def test_one_that_is_killed_while_it_starts_counts_likewise(world: World) -> None:
