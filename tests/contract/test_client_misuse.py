@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -64,21 +63,6 @@ def test_patience_beyond_what_a_poller_counts_disturbs_nobody(client: Any) -> No
     assert np.array_equal(client.infer("echo", X).value, X)
 
 
-@pytest.mark.parametrize(
-    "rid",
-    [
-        uuid.UUID(bytes=bytes(range(16))).int,
-        10**10,
-        pytest.param(10**5000, id="not-even-printable"),
-        -1,
-        np.int64(5),
-        1.5,
-    ],
-)
-def test_a_number_is_no_request_id(client: Any, rid: Any) -> None:
-    assert code_of(lambda: client.infer("echo", X, request_id=rid)) == "INVALID_REQUEST"
-
-
 @pytest.mark.parametrize("name", ["deadline_s", "retries", "errors", "results", "tasks"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_beyond_what_can_be_written_are_refused_like_others(
@@ -87,13 +71,6 @@ def test_numbers_beyond_what_can_be_written_are_refused_like_others(
     given = sign * 10**5000
     call = {"tasks": "echo", "x": X, name: [given] if name == "tasks" else given}
     assert code_of(lambda: client.infer(**call)) == "INVALID_REQUEST"
-
-
-@pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
-def test_request_ids_are_sixteen_bytes_of_any_kind(client: Any, make: Any) -> None:
-    raw = bytes(range(16))
-    assert client.infer("echo", X, request_id=make(raw)).request_id == raw
-    assert client.infer("echo", X, request_id=uuid.UUID(bytes=raw)).request_id == raw
 
 
 def in_callback(client: Any, dispatcher: FakeDispatcher, call: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from blockflow.core.errors import RequestError
 from blockflow.wire.client import Reply, encode_to_client
 from tests import client_suite
 from tests.client_suite import Make, X, code_of
+
+RID = bytes(range(16))
 
 way, make, dispatcher = client_suite.way, client_suite.make, client_suite.dispatcher
 
@@ -175,8 +178,11 @@ def test_what_submit_gives_can_be_awaited(dispatcher: FakeDispatcher) -> None:
 @pytest.mark.parametrize(
     ("rid", "want"),
     [
-        (b"\x01" * 16, b"\x01" * 16),
-        ("0123456789abcdef0123456789abcdef", bytes.fromhex("0123456789abcdef" * 2)),
+        (RID, RID),
+        (bytearray(RID), RID),
+        (memoryview(RID), RID),
+        (uuid.UUID(bytes=RID), RID),
+        (RID.hex(), RID),
     ],
 )
 def test_request_ids_may_be_given(
@@ -186,7 +192,13 @@ def test_request_ids_may_be_given(
     assert client.infer("echo", X, request_id=rid).request_id == want
 
 
-@pytest.mark.parametrize("rid", [b"short", "xyz", 7, b"\0" * 16])
+@pytest.mark.parametrize(
+    "rid",
+    [
+        *(b"short", "xyz", b"\0" * 16, int.from_bytes(RID), 10**10, -1, np.int64(5), 1.5),
+        pytest.param(10**5000, id="not-even-printable"),
+    ],
+)
 def test_bad_request_ids_are_refused(make: Make, dispatcher: FakeDispatcher, rid: Any) -> None:
     client = make(dispatcher.endpoint)
     assert code_of(lambda: client.infer("echo", X, request_id=rid)) == "INVALID_REQUEST"

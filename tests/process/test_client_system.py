@@ -49,12 +49,6 @@ def client(system: System) -> Iterator[Client]:
         yield made
 
 
-def code_of(client: Client, task: object, x: object, deadline_s: float | None = None) -> str:
-    with pytest.raises(BlockFlowError) as info:
-        client.infer(task, x, deadline_s=deadline_s)
-    return info.value.code
-
-
 def test_a_result_and_its_accounts(client: Client) -> None:
     result = client.infer("a", X)
     assert np.array_equal(result.value, X)
@@ -85,30 +79,9 @@ def test_errors_of_one_task_leave_the_other(client: Client) -> None:
     assert mixed["picky"].code == "BLOCK_FAILED"
 
 
-def test_bad_input_is_answered_by_its_code(client: Client) -> None:
-    assert code_of(client, "nonsense", X) == "UNKNOWN_TASK"
-    for no_names in (None, 7, [], [None], ["a", "a"]):
-        assert code_of(client, no_names, X) == "INVALID_REQUEST"
-    assert code_of(client, "a", X.astype(np.float64)) == "CONTRACT_MISMATCH"
-    assert code_of(client, "a", X[0]) == "CONTRACT_MISMATCH"
-    assert code_of(client, "a", np.full((1, 4), np.nan, np.float32)) == "NON_FINITE_INPUT"
-    assert code_of(client, "a", np.zeros((33, 4), np.float32)) == "TOO_LARGE"
-    assert code_of(client, "slow", X, deadline_s=0.1) == "DEADLINE_EXCEEDED"
-    assert code_of(client, "quick", X) == "DEADLINE_EXCEEDED"  # the topology's own deadline
-    assert np.array_equal(client.infer("a", X).value, X)
-
-
-def test_cancel_frees_the_request(system: System, client: Client) -> None:
-    pending = client.submit("slow", X)
-    assert pending.cancel()
-    with pytest.raises(BlockFlowError, match="CANCELLED"):
-        pending.result(5)
-
-
-def test_many_in_flight(client: Client) -> None:
-    inputs = [np.full((1, 4), i, np.float32) for i in range(100)]
-    for x, pending in zip(inputs, [client.submit("a", x) for x in inputs], strict=True):
-        assert np.array_equal(pending.result(30).value, x)
+def test_the_topologys_own_deadline_holds(client: Client) -> None:
+    with pytest.raises(BlockFlowError, match="DEADLINE_EXCEEDED"):
+        client.infer("quick", X)
 
 
 async def test_async(system: System) -> None:

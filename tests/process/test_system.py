@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,16 +232,6 @@ def test_one_state_directory_one_system(system: System, make: Make) -> None:
         make().start()
     assert e.value.code == "ALREADY_RUNNING"
     assert system.status()["pid"] == os.getpid()
-
-
-def test_ports_in_use(make: Make) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for name in ("rest_port", "client_port"):
-            with pytest.raises(BlockFlowError) as e:
-                make(**{name: port}).start()
-            assert e.value.code == "PORT_IN_USE"
-            assert str(port) in str(e.value)
 
 
 def test_an_open_host_is_refused(root: Path) -> None:
