@@ -283,22 +283,6 @@ def test_bodies_that_are_no_update(stage: Stage, body: bytes, code: str) -> None
     assert refused(answer)["code"] == "INVALID_REQUEST"
 
 
-def test_requests_that_make_no_sense(stage: Stage) -> None:
-    http = stage.http
-    cases = [
-        (http.post("/v1/blocks/nobody/drain"), "UNKNOWN_BLOCK"),
-        (http.post("/v1/blocks/%2e%2e%2fa/stop"), "UNKNOWN_BLOCK"),
-        (http.post("/v1/monitor", json={"on": "yes"}), "BAD_BODY"),
-        (http.post("/v1/monitor", json={"on": True, "hz": -1}), "INVALID_REQUEST"),
-        (http.post("/v1/kpis/store", json={"file": "../../x.jsonl"}), "INVALID_REQUEST"),
-        (http.post("/v1/system-update", content=b"{}"), "UNSUPPORTED_MEDIA"),
-        (http.get("/v1/nothing"), "NOT_FOUND"),
-        (http.delete("/v1/blocks/a"), "METHOD_NOT_ALLOWED"),
-    ]
-    for answer, code in cases:
-        assert refused(answer)["code"] == code, answer.request.url
-
-
 def test_connections_that_speak_no_http(stage: Stage) -> None:
     rest = stage.system.rest
     for text in NO_HTTP:

@@ -14,7 +14,6 @@ from control_rig import echo_repository, save_echoes
 from blockflow.control.auth import TokenAuth
 from blockflow.control.rest.server import RestServer
 from blockflow.control.system import System
-from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError
 from tests import rest_rig
 from tests.rest_rig import error_of, fits
@@ -238,8 +237,6 @@ def test_wrong_types_in_small_bodies(http: httpx.Client, body: Any, paths: set[s
 
 
 def test_refusals_are_typed_json(http: httpx.Client) -> None:
-    json_type = {"Content-Type": "application/json"}
-    big = b" " * (limits.MAX_REST_BODY_BYTES + 1)
     cases = [
         (http.get("/v1/nothing"), "NOT_FOUND"),
         (http.get("/"), "NOT_FOUND"),
@@ -250,18 +247,15 @@ def test_refusals_are_typed_json(http: httpx.Client) -> None:
         (http.get("/v1/blocks/%2e%2e"), "UNKNOWN_BLOCK"),
         (http.get("/v1/blocks/%ff"), "UNKNOWN_BLOCK"),
         (http.get("/v1/blocks/a%2Fb"), "UNKNOWN_BLOCK"),
+        (http.post("/v1/blocks/nobody/drain"), "UNKNOWN_BLOCK"),
+        (http.post("/v1/blocks/%2e%2e%2fa/stop"), "UNKNOWN_BLOCK"),
+        (http.post("/v1/monitor", json={"on": True, "hz": -1}), "INVALID_REQUEST"),
+        (http.post("/v1/kpis/store", json={"file": "../../x.jsonl"}), "INVALID_REQUEST"),
         (http.delete("/v1/blocks"), "METHOD_NOT_ALLOWED"),
         (http.put("/v1/system-update", json={}), "METHOD_NOT_ALLOWED"),
         (http.get("/v1/status?x=1"), "INVALID_REQUEST"),
         (http.post("/v1/system-update?wait=maybe", json={}), "INVALID_REQUEST"),
         (http.post("/v1/system-update", content=b"{}"), "UNSUPPORTED_MEDIA"),
-        (http.post("/v1/system-update", content=b"{", headers=json_type), "BAD_BODY"),
-        (http.post("/v1/system-update", content=b"", headers=json_type), "BAD_BODY"),
-        (http.post("/v1/system-update", content=big, headers=json_type), "BODY_TOO_LARGE"),
-        (
-            http.post("/v1/system-update", content=iter([big]), headers=json_type),
-            "INVALID_REQUEST",  # in chunks
-        ),
         (http.post("/v1/system-update", json=[1]), "INVALID_TOPOLOGY"),
         (http.post("/v1/ping", json={"x": 1}), "BAD_BODY"),
         (http.get("/v1/status", headers={"Host": "evil.example"}), "INVALID_REQUEST"),

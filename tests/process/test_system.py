@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -17,7 +16,7 @@ from blockflow.client.sync import Client
 from blockflow.control.settings import ControlSettings
 from blockflow.control.system import System
 from blockflow.control.update import Kind
-from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.core.errors import BlockFlowError
 from blockflow.launch.base import Launcher
 from blockflow.launch.process import OOM_SHARE
 
@@ -128,22 +127,6 @@ def test_a_failed_update_leaves_the_old_epoch_serving(
     assert e.value.details["blocks"] == [block]
     assert client.infer("t", X).epoch == 1
     assert pids(system) == before
-
-
-def test_a_full_disk_fails_the_update_and_nothing_else(
-    system: System, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    system.apply(AB)
-
-    def full(*args: Any) -> None:
-        raise SystemError_("NO_SPACE", "full")
-
-    monkeypatch.setattr(system.manager.store, "commit", full)
-    with pytest.raises(BlockFlowError) as e:
-        system.apply({"blocks": ["a", "c"], "tasks": {"t": ["a", "c"]}})
-    assert e.value.code == "NO_SPACE"
-    assert client.infer("t", X).epoch == 1
-    assert system.status()["ready"]
 
 
 def test_drained_and_stopped_blocks_answer_unavailable(system: System, client: Client) -> None:
