@@ -8,7 +8,6 @@ number of hops (:mod:`blockflow.bench.echo_chain`).
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from blockflow.bench import legs
 from blockflow.bench.bare import BareLink
@@ -55,7 +53,7 @@ from blockflow.bench.hop_figures import (
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import Counted
 from blockflow.bench.options import parse_rounds, result_path
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.queue_link import QueueLink
 from blockflow.bench.results import ResultFile, make_command
 from blockflow.bench.turns import balanced
@@ -217,8 +215,7 @@ def main(arguments: list[str]) -> int:
     plan, args = parse_rounds(arguments, "hops", __doc__, FULL, QUICK)
     console = Console()
     begin = calibrate()
-    with tempfile.TemporaryDirectory(prefix="bf-hops-") as name, Progress(console=console) as bar:
-        folder = Path(name)
+    with workplace(console) as (folder, bar):
         step = bar.add_task("starting", total=plan.rounds)
         save_blocks(BlockRepository(folder / "blocks"), plan.sizes)
         with chains(plan, folder) as hosts, links(plan, folder) as (bare, queue):

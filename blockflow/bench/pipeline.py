@@ -16,7 +16,6 @@ throughput, the bound is as many independent in-process pipelines as there are c
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +34,7 @@ from blockflow.bench.in_process import Chain, InProcess, example, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader, per_hop
 from blockflow.bench.options import result_path
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.pipeline_figures import (
     AGAIN,
     APART,
@@ -228,11 +227,7 @@ def measure(
         broken: gets what was measured until then, if there is any, when something raises.
     """
     begin = calibrate()
-    with (
-        tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
-        Progress(console=console) as progress,
-    ):
-        root = Path(folder)
+    with workplace(console) as (root, progress):
         (root / "blocks").mkdir()
         prepared: dict[str, BlockFlowError | None] = {}
         if plan.starts:

@@ -10,7 +10,6 @@ load one replica more.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from blockflow.bench.contenders import CONTENDERS, Model, prepare_apart
 from blockflow.bench.grid import Grid, Rows, bounds, digits, with_bounds
@@ -26,7 +24,7 @@ from blockflow.bench.in_process import Chain, example
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.kpi_reader import KpiReader
 from blockflow.bench.options import parse_rounds, result_path
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.pipeline_ways import block_names, run_many, task_name
 from blockflow.bench.results import (
     MORE_IS_BETTER,
@@ -210,13 +208,10 @@ def main(arguments: list[str]) -> int:
     """Run, print, write the figures."""
     plan, args = parse_rounds(arguments, "replicas", __doc__, Plan(), QUICK)
     console = Console()
-    with (
-        tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
-        Progress(console=console) as bar,
-    ):
+    with workplace(console) as (folder, bar):
         steps = len(plan.models) * (len(plan.rows) * (plan.rounds + 1) + plan.loads)
         step = bar.add_task("replicas", total=steps)
-        made = figures(measure(plan, Path(folder), lambda: bar.advance(step)), plan.seats)
+        made = figures(measure(plan, folder, lambda: bar.advance(step)), plan.seats)
     console.print(grid(made).rich())
     path = result_path(args, "replicas", whole=plan.rounds >= Plan().rounds)
     ResultFile(path, "replicas", make_command("bench-replicas", arguments)).write(made)

@@ -10,7 +10,6 @@ figures of the new tasks have been told.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,11 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
-from rich.progress import Progress
 
 from blockflow.bench.grid import Grid, digits, ms
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import parse_rounds, result_path
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.results import (
     Figure,
     ResultFile,
@@ -222,12 +220,9 @@ def main(arguments: list[str]) -> int:
     """Run, print, write the figures."""
     plan, args = parse_rounds(arguments, "tasks", __doc__, Plan(), QUICK)
     console = Console()
-    with (
-        tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
-        Progress(console=console) as bar,
-    ):
+    with workplace(console) as (folder, bar):
         step = bar.add_task("tasks", total=plan.rounds * len(plan.sizes))
-        made = figures(measure(plan, Path(folder), lambda: bar.advance(step)))
+        made = figures(measure(plan, folder, lambda: bar.advance(step)))
     console.print(grid(made).rich())
     path = result_path(args, "tasks", whole=plan.rounds >= Plan().rounds)
     ResultFile(path, "tasks", make_command("bench-tasks", arguments)).write(made)

@@ -8,7 +8,6 @@ without a pause all the while and keep their own ledger.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +18,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from blockflow.bench import options
 from blockflow.bench.interrupts import orderly
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.results import Figure, ResultFile, figure_table, latency_figure, make_command
 from blockflow.client import Client
 from blockflow.control.system import System
@@ -210,9 +208,9 @@ def main(arguments: list[str]) -> int:
     if args.updates >= SECOND - 1:
         parser.error(f"--updates is from 1 to {SECOND - 2}")
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="bf-up-") as folder, Progress(console=console) as bar:
+    with workplace(console) as (folder, bar):
         step = bar.add_task("updating under load", total=args.updates)
-        found = run(Path(folder), args.updates, args.clients, lambda: bar.advance(step))
+        found = run(folder, args.updates, args.clients, lambda: bar.advance(step))
     made = figures(found)
     console.print(figure_table(f"{args.updates} updates under load", made))
     for code, n in found.ledger.failed.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ import numpy as np
 import psutil
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from blockflow.bench.canvas import save_page
 from blockflow.bench.chaos import logs
@@ -47,6 +45,7 @@ from blockflow.bench.chaos.report import (
 from blockflow.bench.chaos.watch import Watch, marked
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import make_parser, some_of
+from blockflow.bench.own_system import workplace
 from blockflow.bench.results import ResultFile, figure_table, make_command
 from blockflow.core.errors import BlockFlowError, make_error
 from blockflow.core.model import TensorSpec
@@ -307,10 +306,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     traffic = Traffic(args.rate, args.deadline, args.seed)
     whole = args.kills or args.seconds
-    with (
-        tempfile.TemporaryDirectory(prefix="bf-chaos-") as folder,
-        Progress(console=console) as bar,
-    ):
+    with workplace(console) as (folder, bar):
         step = bar.add_task(args.name, total=whole)
 
         def advance(done: float, what: str) -> None:
@@ -321,7 +317,7 @@ def main(arguments: list[str]) -> int:
             found = run_kills(Path(folder), traffic, kills=args.kills, kinds=kinds, advance=advance)
         else:
             found = run(
-                Path(folder),
+                folder,
                 traffic,
                 seconds=args.seconds,
                 gap_s=args.gap,
