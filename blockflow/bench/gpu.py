@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -55,7 +53,7 @@ from blockflow.bench.gpu_load import Energy, flood, images, once
 from blockflow.bench.in_process import InProcess, side_by_side
 from blockflow.bench.interrupts import orderly
 from blockflow.bench.options import make_parser, result_path
-from blockflow.bench.own_system import own_settings
+from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.pipeline_ways import topology
 from blockflow.bench.results import Figure, ResultFile, fingerprint, make_command
 from blockflow.bench.turns import in_turn
@@ -108,6 +106,7 @@ FULL = Plan({1: 200, 2: 100, 4: 100, 8: 60, 16: 40, 32: 30}, tuple(range(1, 11))
 QUICK = Plan({1: 5, 2: 5}, (1, 2), 0.5, 1.0, 2, (5, 2))
 
 
+@dataclass(slots=True)
 class Bench:
     """One run over a running system.
 
@@ -117,24 +116,16 @@ class Bench:
         energy: of the device.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        system: System,
-        others: Sequence[InProcess],
-        energy: Energy,
-        progress: Progress,
-    ) -> None:
-        self._plan = plan
-        self._system = system
-        self._others = others
-        self._progress = progress
-        self._energy = energy
+    plan: Plan
+    system: System
+    others: Sequence[InProcess]
+    energy: Energy
+    progress: Progress
 
     def run(self) -> list[Figure]:
-        with Client(self._system.client_endpoint) as client:
+        with Client(self.system.client_endpoint) as client:
             found = latency_figures(self._latencies(client))
-            for way, count in itertools.product(WAYS, self._plan.clients):
+            for way, count in itertools.product(WAYS, self.plan.clients):
                 found += self._clients(way, count)
             return found + load_figures(self._loads(client))
 
@@ -142,20 +133,20 @@ class Bench:
 
     def _latencies(self, client: Client) -> Samples:
         samples = Samples(len(MODEL.blocks))
-        other = self._others[0]
+        other = self.others[0]
 
         def alone(run: Callable[[int], float], rows: int) -> Sample:
             return Sample(run(rows))
 
-        for batch, rounds in self._plan.batches.items():
+        for batch, rounds in self.plan.batches.items():
             x = images(batch)
-            bar = self._progress.add_task(f"batch {batch}", total=rounds + _WARM_UP)
+            bar = self.progress.add_task(f"batch {batch}", total=rounds + _WARM_UP)
             ways: dict[str, Callable[[], Sample]] = {
                 IN_PROCESS: partial(alone, other.whole, batch),
                 SUM: partial(alone, other.apart, batch),
                 **{way: partial(once, client, way, x) for way in WAYS},
             }
-            advance = partial(self._progress.advance, bar)
+            advance = partial(self.progress.advance, bar)
             for way, found in in_turn(ways, rounds, advance, warm_up=_WARM_UP).items():
                 samples.ways.setdefault(way, {})[batch] = found
         for way in WAYS:
@@ -177,7 +168,7 @@ class Bench:
         return sum(k["h2d_copies"] for k in kpis), sum(k["d2h_copies"] for k in kpis)
 
     def _processes(self, way: str) -> list[dict[str, Any]]:
-        workers = self._system.status()["workers"]
+        workers = self.system.status()["workers"]
         return [w["process"] for w in workers if w["worker"].startswith(f"{way}.") and w["process"]]
 
     # --- several clients, and load ---------------------------------------------------------------
@@ -187,12 +178,12 @@ class Bench:
         x = images(1)
         with ExitStack() as stack:
             clients = [
-                stack.enter_context(Client(self._system.client_endpoint)) for _ in range(count)
+                stack.enter_context(Client(self.system.client_endpoint)) for _ in range(count)
             ]
             for client in clients:
                 once(client, way, x)
             crew = stack.enter_context(ThreadPoolExecutor(count))
-            end = (start := time.monotonic()) + self._plan.client_s
+            end = (start := time.monotonic()) + self.plan.client_s
 
             def ask(client: Client) -> list[float]:
                 found = []
@@ -205,22 +196,22 @@ class Bench:
 
     def _loads(self, client: Client) -> dict[str, Load]:
         """The bound and the ways saturated in turns, then each way with more than that."""
-        plan, x = self._plan, images(1)
-        bar = self._progress.add_task("saturation", total=plan.load_rounds)
-        best_bound(self._others, len(x), 0.0)  # all have been there once: then they begin together
+        plan, x = self.plan, images(1)
+        bar = self.progress.add_task("saturation", total=plan.load_rounds)
+        best_bound(self.others, len(x), 0.0)  # all have been there once: then they begin together
 
         def rate(arm: str) -> float:
             if arm == BOUND:
-                return best_bound(self._others, len(x), plan.load_s)
+                return best_bound(self.others, len(x), plan.load_s)
             return flood(client, arm, x, plan.load_s, _OUTSTANDING).rate
 
         arms = {arm: partial(rate, arm) for arm in (BOUND, *WAYS)}
-        rates = in_turn(arms, plan.load_rounds, partial(self._progress.advance, bar))
+        rates = in_turn(arms, plan.load_rounds, partial(self.progress.advance, bar))
         loads = {}
         for way in WAYS:
             before = self._memory(way)
             seconds, outstanding = plan.load_s * _PAST, _OUTSTANDING * _PAST
-            past = flood(client, way, x, seconds, outstanding, self._energy)
+            past = flood(client, way, x, seconds, outstanding, self.energy)
             growth = growth_mib(before, self._memory(way))
             loads[way] = Load(rates[way], rates[BOUND], growth, past.mj_per_row)
         return loads
@@ -261,11 +252,7 @@ def find_device(name: str = "cuda:0") -> CudaApi:
 def measure(plan: Plan, api: CudaApi, console: Console) -> list[Figure]:
     """Everything of a plan, with the steadiness of the machine that orders the device's work."""
     begin = calibrate()
-    with (
-        tempfile.TemporaryDirectory(prefix="bf-bench-") as folder,
-        Progress(console=console) as progress,
-    ):
-        root = Path(folder)
+    with workplace(console) as (root, progress):
         bar = progress.add_task("preparing ResNet-50", total=None)
         problem = prepare_apart(MODEL, CONTENDER, root / "blocks")
         if problem is not None:

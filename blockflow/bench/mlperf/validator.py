@@ -85,6 +85,7 @@ class CheckResult:
         }
 
 
+@dataclass(slots=True)
 class Validator:
     """Tests one scenario of a running system.
 
@@ -98,29 +99,17 @@ class Validator:
             operating system's.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        inputs: Mapping[str, Inputs],
-        outputs: Mapping[str, tuple[str, int]],
-        folder: Path,
-        run: Run,
-        *,
-        seconds: float = RUN_S,
-        tolerance: float = TOLERANCE,
-        chance: np.random.Generator | None = None,
-    ) -> None:
-        self._job = job
-        self._inputs = inputs
-        self._outputs = outputs
-        self._folder = folder
-        self._run = run
-        self._seconds = seconds
-        self._tolerance = tolerance
-        self._chance = np.random.default_rng() if chance is None else chance
-        self._runs: list[str] = []
-        self._seeds: list[int] = []
-        self._costs: dict[str, list[float]] = {}
+    job: Job
+    inputs: Mapping[str, Inputs]
+    outputs: Mapping[str, tuple[str, int]]
+    folder: Path
+    run: Run
+    seconds: float = field(default=RUN_S, kw_only=True)
+    tolerance: float = field(default=TOLERANCE, kw_only=True)
+    chance: np.random.Generator = field(default_factory=np.random.default_rng, kw_only=True)
+    _runs: list[str] = field(default_factory=list, init=False)
+    _seeds: list[int] = field(default_factory=list, init=False)
+    _costs: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def check(self, check: Check) -> CheckResult:
         """Do a test.
@@ -149,7 +138,7 @@ class Validator:
         what = f"{job.settings.scenario}, {check}: {name}"
         folder = f"{FOLDER}/{job.settings.scenario}-{check}-{name}"
         self._runs.append(folder)
-        return self._run(job, folder, what)
+        return self.run(job, folder, what)
 
     def _result(
         self,
@@ -161,7 +150,7 @@ class Validator:
     ) -> CheckResult:
         return CheckResult(
             check,
-            self._job.settings.scenario,
+            self.job.settings.scenario,
             outcome,
             why,
             figures or {},
@@ -177,7 +166,7 @@ class Validator:
             why = f"a run broke off: {result.error.message}"
         elif counts.failures or counts.lost:
             why = f"{counts.failures + counts.lost} of {counts.issued} samples have no answer"
-        elif silent := [t for t in self._job.weights if not result.latencies.get(t)]:
+        elif silent := [t for t in self.job.weights if not result.latencies.get(t)]:
             # What a run costs is a mean over its tasks: without one of them it is another mean.
             why = f"a run has no latency of {', '.join(silent)}: run it for longer"
         else:
@@ -192,25 +181,25 @@ class Validator:
 
     def _accuracy(self) -> CheckResult:
         check = Check.ACCURACY
-        widest = max(nbytes for _, nbytes in self._outputs.values())
+        widest = max(nbytes for _, nbytes in self.outputs.values())
         timed = replace(
             self._settings(),
             logged=max(1, min(LOGGED, LOGGED_BYTES // max(1, widest))),
         )
-        performance = self._one(check, replace(self._job, settings=timed), "performance")
+        performance = self._one(check, replace(self.job, settings=timed), "performance")
         found = self._undecided(check, performance)
         if found is not None:
             return found
-        whole = replace(self._job, settings=replace(self._job.settings, mode=Mode.ACCURACY))
+        whole = replace(self.job, settings=replace(self.job.settings, mode=Mode.ACCURACY))
         reference = self._one(check, whole, "accuracy")
         found = self._undecided(check, reference)
         if found is not None:
             return found
-        rows = {task: len(i.rows) for task, i in self._inputs.items()}
+        rows = {task: len(i.rows) for task, i in self.inputs.items()}
         agreement = compare_answers(
-            list_answers(_log(performance), self._job.library(rows)),
+            list_answers(_log(performance), self.job.library(rows)),
             read_answers(_log(reference), Library.once(rows)),
-            {task: dtype for task, (dtype, _) in self._outputs.items()},
+            {task: dtype for task, (dtype, _) in self.outputs.items()},
         )
         return self._result(check, agreement.outcome, agreement.sentence(), agreement.figures())
 
@@ -218,7 +207,7 @@ class Validator:
 
     def _caching(self) -> CheckResult:
         """Fresh inputs, all different, beside fresh ones that are all the same."""
-        makers = {t: FreshRows(i.rows, self._chance) for t, i in self._inputs.items()}
+        makers = {t: FreshRows(i.rows, self.chance) for t, i in self.inputs.items()}
         wanted = self._fresh_counts()
 
         def sides() -> dict[str, Job] | None:
@@ -232,7 +221,7 @@ class Validator:
 
         found = self._compare(Check.CACHING, ("different", "repeated"), sides)
         for name in ("different", "repeated"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         if found is None:
             return self._result(
                 Check.CACHING,
@@ -242,30 +231,30 @@ class Validator:
         return found
 
     def _fresh_job(self, name: str, rows: Mapping[str, list[Any]], seed: int) -> Job:
-        folder = self._folder / name
+        folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         with disk(folder):
             folder.mkdir(parents=True)
-        own = {t: Inputs(r, self._inputs[t].dtype, None, "fresh") for t, r in rows.items()}
+        own = {t: Inputs(r, self.inputs[t].dtype, None, "fresh") for t, r in rows.items()}
         save_inputs(own, folder)
-        samples, settings = sum(len(r) for r in rows.values()), self._job.settings
+        samples, settings = sum(len(r) for r in rows.values()), self.job.settings
         # LoadGen ends when it has asked for each sample once.
         queries = samples // settings.per_query
         asked = replace(
             self._settings(), min_duration_s=0.0, min_queries=queries, unique=True, seed=seed
         )
-        return replace(self._job, data=str(folder), settings=asked)
+        return replace(self.job, data=str(folder), settings=asked)
 
     def _fresh_counts(self) -> dict[str, int]:
         """Samples per task, in the proportion of the weights, and whole queries of them."""
-        settings, weights = self._job.settings, self._job.weights
+        settings, weights = self.job.settings, self.job.weights
         per_query = settings.per_query
         if settings.scenario in (Scenario.SERVER, Scenario.OFFLINE):
             rate = settings.rate
         else:
             rate = per_query * 1e3 / (2 * settings.expected_ms)
-        widest = max(row.nbytes for i in self._inputs.values() for row in i.rows)
-        total = min(rate * self._seconds, MOST, MOST_BYTES / widest)
+        widest = max(row.nbytes for i in self.inputs.values() for row in i.rows)
+        total = min(rate * self.seconds, MOST, MOST_BYTES / widest)
         total = max(total, LEAST * per_query)
         share = total / sum(weights.values())
         counts = {task: ceil(share * weight) for task, weight in weights.items()}
@@ -278,8 +267,8 @@ class Validator:
         def sides() -> dict[str, Job]:
             alternate = replace(self._settings(), seed=self._seed())
             return {
-                "alternate": replace(self._job, settings=alternate),
-                "official": replace(self._job, settings=self._settings()),
+                "alternate": replace(self.job, settings=alternate),
+                "official": replace(self.job, settings=self._settings()),
             }
 
         found = self._compare(Check.SEEDS, ("alternate", "official"), sides)
@@ -306,10 +295,10 @@ class Validator:
                 found = self._undecided(check, result)
                 if found is not None:
                     return found
-                costs[name].append(cost_ms(result, self._job.weights))
+                costs[name].append(cost_ms(result, self.job.weights))
             if number in LOOKS:
                 slow, quick = (costs[name] for name in names)
-                speed = compare_speed(slow, quick, self._tolerance, LOOKS[number])
+                speed = compare_speed(slow, quick, self.tolerance, LOOKS[number])
                 if speed.outcome is not Outcome.UNDECIDED:
                     break
         if speed is None:
@@ -331,15 +320,15 @@ class Validator:
     def _settings(self) -> RunSettings:
         """Of a run of the scenario, as long as the tests' runs are."""
         return replace(
-            self._job.settings,
-            min_duration_s=self._seconds,
+            self.job.settings,
+            min_duration_s=self.seconds,
             min_queries=LEAST,
             full_length=False,
             official=False,
         )
 
     def _seed(self) -> int:
-        self._seeds.append(int(self._chance.integers(2**31)))
+        self._seeds.append(int(self.chance.integers(2**31)))
         return self._seeds[-1]
 
 

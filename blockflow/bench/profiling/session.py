@@ -66,6 +66,7 @@ class Outcome:
     complete: bool = False
 
 
+@dataclass(slots=True)
 class Session:
     """Measures one block or chain.
 
@@ -78,23 +79,13 @@ class Session:
         again: measure also what a former session measured already.
     """
 
-    def __init__(
-        self,
-        infos: Sequence[BlockInfo],
-        store: ProfileStore,
-        open_: Open,
-        effort: Effort,
-        watcher: Watcher,
-        *,
-        again: bool = False,
-    ) -> None:
-        self._infos = infos
-        self._store = store
-        self._open = open_
-        self._effort = effort
-        self._watcher = watcher
-        self._again = again
-        self._row_ms: dict[str, float] = {}
+    infos: Sequence[BlockInfo]
+    store: ProfileStore
+    open_: Open
+    effort: Effort
+    watcher: Watcher
+    again: bool = field(default=False, kw_only=True)
+    _row_ms: dict[str, float] = field(default_factory=dict, init=False)
 
     def run(
         self,
@@ -114,7 +105,7 @@ class Session:
         """
         outcomes = [self._resume(c, cells) for c in candidates]
         cells = list(dict.fromkeys([*cells, *(c for o in outcomes for c in o.owed)]))
-        self._watcher.start(self._ahead(outcomes, cells))
+        self.watcher.start(self._ahead(outcomes, cells))
         unchecked = bool(check)
         for threads in dict.fromkeys(c.threads for c in cells):
             here = [c for c in cells if c.threads == threads]
@@ -144,7 +135,7 @@ class Session:
         outcome = Outcome(candidate, reason=candidate.reason)
         if candidate.reason:
             return outcome
-        outcome.parts = [{} for _ in self._infos] if len(self._infos) > 1 else []
+        outcome.parts = [{} for _ in self.infos] if len(self.infos) > 1 else []
         records = self._stored(candidate)
         if not records:
             return outcome
@@ -154,19 +145,19 @@ class Session:
         )
         tables = [(outcome.points, record.profile)]
         tables += zip(outcome.parts, record.parts, strict=True)
-        if not self._effort.covered_by(record.settings):
+        if not self.effort.covered_by(record.settings):
             # One record, one effort: all of it is measured anew, lest it knows less than before.
             outcome.owed = tuple(known)
             return outcome
         for points, profile in tables:
             points.update({Cell(p.threads, p.rows, p.length): p for p in profile.points})
-        if self._again:
+        if self.again:
             for points, _ in tables:
                 for cell in cells:
                     points.pop(cell, None)
         # What replaces a table knows no less: an interrupted session's cells are due, asked or not.
         outcome.owed = tuple(c for c in known if c not in outcome.points)
-        outcome.complete = record.complete and not self._again
+        outcome.complete = record.complete and not self.again
         outcome.reused = sum(c in outcome.points for c in cells)
         return outcome
 
@@ -174,17 +165,17 @@ class Session:
         """This machine's records that hold, first of all an interrupted one to go on with; what
         does not hold is measured anew."""
         key = self._key(candidate)
-        digest, ran = chain_digest(self._infos), ran_by(self._infos, candidate.selections)
+        digest, ran = chain_digest(self.infos), ran_by(self.infos, candidate.selections)
         found = []
-        for find in (self._store.unfinished, self._store.load):
+        for find in (self.store.unfinished, self.store.load):
             with suppress(RepositoryError):
                 record = find(key)
-                if record and not staleness(record, digest, ran, self._store.facts):
+                if record and not staleness(record, digest, ran, self.store.facts):
                     found.append(record)
         return found
 
     def _key(self, candidate: Candidate) -> ProfileKey:
-        return ProfileKey.of([i.name for i in self._infos], candidate.selections)
+        return ProfileKey.of([i.name for i in self.infos], candidate.selections)
 
     # --- measuring ------------------------------------------------------------------------------
 
@@ -194,7 +185,7 @@ class Session:
         opened = []
         for outcome in outcomes:
             try:
-                measurer = self._open(outcome.candidate, threads)
+                measurer = self.open_(outcome.candidate, threads)
             except BlockFlowError as e:
                 outcome.reason = told(e)
                 continue
@@ -225,14 +216,14 @@ class Session:
             for outcome, measurer in list(active):
                 label = outcome.candidate.label
                 made = visits.setdefault(label, [])
-                n = next_visit([[sum(r) for r in runs] for runs in made], self._effort)
+                n = next_visit([[sum(r) for r in runs] for runs in made], self.effort)
                 if n == 0:
                     self._done(outcome, cell, made)
                     active.remove((outcome, measurer))
                     continue
-                self._watcher.step(outcome.candidate, cell, self._ahead(outcomes, cells))
+                self.watcher.step(outcome.candidate, cell, self._ahead(outcomes, cells))
                 try:
-                    limit_s = self._effort.seconds
+                    limit_s = self.effort.seconds
                     made.append(measurer.measure(cell, n, limit_s, first=not made))
                 except BlockFlowError as e:
                     outcome.reason = f"at {cell.rows} rows: {told(e)}"
@@ -249,9 +240,9 @@ class Session:
         self._save(outcome)
 
     def _save(self, outcome: Outcome) -> None:
-        candidate, infos = outcome.candidate, self._infos
+        candidate, infos = outcome.candidate, self.infos
         key = self._key(candidate)
-        machine = self._store.machine
+        machine = self.store.machine
 
         def profile(name: str, digest: str, points: Mapping[Cell, Point]) -> StageProfile:
             table = tuple(points.values())
@@ -265,12 +256,12 @@ class Session:
                 for i, p in zip(infos if outcome.parts else (), outcome.parts, strict=True)
             ),
             ran_by(infos, candidate.selections),
-            dict(self._store.facts),
-            asdict(self._effort),
+            dict(self.store.facts),
+            asdict(self.effort),
             outcome.complete,
             now_utc(),
         )
-        self._store.save(record)
+        self.store.save(record)
 
     # --- how long it takes ----------------------------------------------------------------------
 
@@ -285,7 +276,7 @@ class Session:
             row_ms = self._row_ms.get(outcome.candidate.label, middle)
             for cell in cells:
                 if cell not in outcome.points:
-                    effort = self._effort
+                    effort = self.effort
                     total += expected_s(cell, row_ms, effort) if row_ms else effort.seconds
         return total
 
