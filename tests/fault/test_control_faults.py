@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import plain_http
 import pytest
-import zmq
 from control_rig import echo_repository
 from system_rig import replaced, served, wait_for, worker
 from template_gate import Gate
@@ -24,7 +22,6 @@ from blockflow.control.update import Kind
 from blockflow.core.errors import BlockFlowError
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
-from blockflow.wire.control import Hello, Ready, Stats, encode_control
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BODY = {"blocks": ["a", "fragile"], "tasks": {"t": ["a"], "f": ["a", "fragile"]}}
@@ -168,34 +165,3 @@ def test_nobody_waits_for_a_template(
         wait_for(gated, partial(waits, "a#0"))
         gated.stop()
         os.kill(own_launcher.template_pid, signal.SIGKILL)  # nobody needs its imports any more
-
-
-def test_nonsense_on_the_control_socket_is_counted_and_does_no_harm(system: System) -> None:
-    endpoint = system.manager.controller.endpoint
-    counters = system.manager.controller.counters
-    rng = random.Random(7)
-    victim = worker(system, "a#0")["incarnation"]
-    context = zmq.Context()
-    sent = 0
-    try:
-        for identity in (b"\x00odd", b"999999", b"1" * 40, b"not a number"):
-            sock = context.socket(zmq.DEALER)
-            sock.setsockopt(zmq.IDENTITY, identity)
-            sock.setsockopt(zmq.LINGER, 2000)
-            sock.connect(endpoint)
-            messages = [rng.randbytes(rng.randrange(0, 300)) for _ in range(500)]
-            messages += [encode_control(Hello("worker", "a#0", victim, 1, "x"))]
-            messages += [encode_control(Ready(victim, "ipc:///nowhere"))]
-            messages += [encode_control(Stats(victim, 1, [], {}))]
-            for message in messages:
-                sock.send_multipart([message, b"more"] if rng.random() < 0.1 else [message])
-                sent += 1
-            sock.close()
-        wait_for(system, lambda: counters.malformed + counters.unknown >= sent)
-    finally:
-        context.term()
-    assert worker(system, "a#0")["endpoint"] != "ipc:///nowhere"
-    assert worker(system, "a#0")["restarts"] == 0
-    assert system.status()["ready"]
-    with Client(system.client_endpoint) as client:
-        assert np.array_equal(client.infer("t", X).value, X)

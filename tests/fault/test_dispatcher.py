@@ -168,22 +168,6 @@ def test_a_late_result_frees_its_slot(up: Rig) -> None:
     wait_until(up.idle)
 
 
-def test_a_client_that_vanishes_is_forgotten(up: Rig) -> None:
-    worker = up.workers[0]
-    worker.behave["e"] = swallow
-    gone, stays = up.client(), up.client()
-    for _ in range(5):
-        gone.ask("t", X, deadline_ms=200)
-    wait_until(lambda: len(worker.seen) == 5)
-    gone.close()
-    # The first deadline finds nobody there; that ends all of this client's requests.
-    wait_until(lambda: len(up.exchange.table) == 0)
-    assert up.exchange.stats.events["client_gone"] >= 1
-    worker.behave.clear()
-    np.testing.assert_array_equal(stays.infer("t", X)[0], X + 1)
-    wait_until(up.idle)
-
-
 def test_unknown_tasks_leave_no_trace(up: Rig) -> None:
     client = up.client()
     for n in range(2000):

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from control_rig import echo_repository, save_echoes
 
-from blockflow.control.auth import TokenAuth
 from blockflow.control.rest.server import RestServer
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
@@ -347,33 +346,6 @@ def test_what_must_stand_once_does(system: System, twice: bytes) -> None:
             answer += piece
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"comes more than once" in answer
-
-
-def test_a_token_file_closes_the_door(system: System, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("s" * 40 + "\n")
-    path.chmod(0o644)
-    with pytest.raises(BlockFlowError) as e:
-        TokenAuth(path)
-    assert e.value.code == "UNAUTHORIZED"
-    path.chmod(0o600)
-    server = RestServer(
-        system.commands, "", lambda: None, host="127.0.0.1", port=0, auth=TokenAuth(path)
-    )
-    server.start()
-    try:
-        with httpx.Client(base_url=server.url) as client:
-            assert error_of(client.get("/v1/epoch"))["code"] == "UNAUTHORIZED"
-            for wrong in ("Bearer x", "Bearer", "Basic " + "s" * 40, "s" * 40):
-                answer = client.get("/v1/epoch", headers={"Authorization": wrong})
-                assert answer.status_code == 401
-            good = {"Authorization": "Bearer " + "s" * 40}
-            assert client.get("/v1/epoch", headers=good).status_code == 200
-    finally:
-        server.stop()
-    path.write_text("short")
-    with pytest.raises(BlockFlowError):
-        TokenAuth(path)
 
 
 def test_ports_and_hosts_that_cannot_be_had(system: System) -> None:

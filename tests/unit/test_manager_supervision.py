@@ -12,7 +12,7 @@ from control_rig import AB, MS, World
 
 from blockflow.control.crashes import CrashBook
 from blockflow.control.events import Commit, Kill, Prove
-from blockflow.control.fleet import CRASHES_KEPT, TICKETS_SHOWN
+from blockflow.control.fleet import TICKETS_SHOWN
 from blockflow.control.heartbeat import Hang
 from blockflow.control.kpis import KpiBook
 from blockflow.control.update import Phase
@@ -179,20 +179,6 @@ def test_an_exception_is_named_by_its_last_line(world: World) -> None:
     world.apply(*AB)
     world.die("a#0", status=1, tail=("Traceback ...", "ValueError: odd"))
     assert view(world, "a#0")["crash"]["cause"] == "exit status 1: ValueError: odd"
-
-
-def test_the_latest_crashes_are_kept_and_no_more(world: World) -> None:
-    world.apply(*AB)
-    for n in range(CRASHES_KEPT + 3):
-        world.die("a#0", status=100 + n)
-        world.pass_time(61)
-    shown = view(world, "a#0")
-    causes = [c["cause"] for c in shown["crashes"]]
-    last = 100 + CRASHES_KEPT + 2
-    assert causes == [f"exit status {last - n}" for n in range(CRASHES_KEPT)]
-    assert shown["crash"] == shown["crashes"][0]
-    world.die("dispatcher")
-    assert len(view(world, "dispatcher")["crashes"]) == 1
 
 
 def test_crashes_under_an_earlier_control_plane_come_after_its_own(

@@ -47,14 +47,6 @@ def test_who_is_given_up_in_its_restart_is_told_the_dispatcher(world: World) -> 
     assert list(admission(world)["down"]) == ["b"]
 
 
-def test_the_same_topology_reopens_what_was_drained(world: World) -> None:
-    world.apply(*AB)
-    world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
-    assert world.admitted_blocks() == {"b": 1}
-    assert world.apply(*AB).phase is Phase.DONE
-    assert world.admitted_blocks() == {"a": 1, "b": 1}
-
-
 def test_to_reopen_one_block_leaves_another_drained(world: World) -> None:
     world.apply(*AB)
     world.do(lambda now: world.brain.close("a", Kind.DRAIN, now))
