@@ -21,12 +21,12 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from blockflow.client.conduct import MOST_FRAMES
 from blockflow.client.names import names_a_host
 from blockflow.core import limits
 from blockflow.tensormq.curve import Protect
+from blockflow.tensormq.monitoring import read_event
 from blockflow.tensormq.sockets import bound_frames, watch_peer
 
 FIRST_NS = 50_000_000
@@ -169,9 +169,9 @@ class Dealer:
         """What has become of the connection meanwhile: ``zmq.EVENT_...`` and their values; not what
         became of one that was dropped."""
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)
+            event = read_event(self.monitor.recv_multipart())
             if self.endpoint:
-                yield int(event["event"]), int(event["value"])
+                yield event
 
     def hang_up(self) -> None:
         """Drop the connection, ended or not, with what it has not sent."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from blockflow.dispatcher.connections import Connection, Connections, takes_over
 from blockflow.dispatcher.descriptors import Doors, mark
 from blockflow.dispatcher.past import Past, is_given
 from blockflow.dispatcher.unread import wire_bytes
 from blockflow.dispatcher.watch import Watch
+from blockflow.tensormq.monitoring import read_event
 from blockflow.tensormq.tcp_peers import last_descriptor
 
 
@@ -58,9 +58,8 @@ class Peers:
         """Who has come and who has gone. ZeroMQ tells of an end just before it closes the
         descriptor."""
         while self.departures.poll(0):
-            event = parse_monitor_message(self.departures.recv_multipart(zmq.NOBLOCK))
-            fd = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            event, fd = read_event(self.departures.recv_multipart(zmq.NOBLOCK))
+            if event == zmq.EVENT_ACCEPTED:
                 self._began(fd, now_ns)
                 self._make_room(fd, now_ns)
                 continue

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+from blockflow.tensormq.monitoring import read_event
 from blockflow.tensormq.tcp_peers import TcpPeers, last_descriptor
 
 HANDSHAKE_MS = 5000
@@ -152,11 +152,11 @@ def _run(events: zmq.Socket[bytes], peers: TcpPeers, keeper: Doorkeeper) -> None
     told = 0
     try:
         while True:
-            event = parse_monitor_message(events.recv_multipart())
-            if event["event"] == zmq.EVENT_MONITOR_STOPPED:
+            event, value = read_event(events.recv_multipart())
+            if event == zmq.EVENT_MONITOR_STOPPED:
                 return
             try:
-                keeper.on_accepted(int(event["value"]), time.monotonic_ns())
+                keeper.on_accepted(value, time.monotonic_ns())
             except Exception:
                 _LOG.exception("a connection could not be looked at")
             if keeper.turned_away >= 2 * told + 1:  # the 1st, 3rd, 7th ...: no flood

@@ -19,6 +19,7 @@ from blockflow.core.errors import BlockFlowError
 
 X = np.ones((1, 4), np.float32)
 LONG_S = 60.0
+FAILED = zmq.EVENT_CONNECT_RETRIED
 BANNER = b"SSH-2.0-OpenSSH_9.2\r\n"
 REFUSAL = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -125,6 +126,27 @@ def test_nothing_is_heard_of_an_attempt_that_was_dropped() -> None:
                     or int(zmq.EVENT_HANDSHAKE_SUCCEEDED) in seen
                 )
             )
+            dealer.close(0)
+    finally:
+        context.destroy(0)
+
+
+def test_attempts_that_fail_leave_nothing_behind() -> None:
+    """Each event has a value of its own, a time that is partly chance. pyzmq's reader would keep
+    every one of them as a member of its enumeration, as long as this process lives."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    members = zmq.Event._value2member_map_
+    try:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens there
+            endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+            dealer = Dealer(context, endpoint)
+            before, failed = len(members), list[int]()
+            for _ in range(3):
+                wait_until(lambda: dealer.monitor.poll(0))
+                failed += [value for kind, value in dealer.events() if kind == FAILED]
+                dealer.dial(endpoint)
+            assert len(set(failed)) > 1 and len(members) == before
             dealer.close(0)
     finally:
         context.destroy(0)

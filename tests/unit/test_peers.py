@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ class World:
     """A socket's connections; ``stay`` are those that nobody can turn away."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, int]] = []
+        self.events: list[list[bytes]] = []
         self.away: list[int] = []
         self.stay: set[int] = set()
         self.watched: list[str] = []
@@ -66,7 +67,7 @@ class World:
         turned away because of them."""
         for fd in events:
             kind = zmq.EVENT_ACCEPTED if fd > 0 else zmq.EVENT_DISCONNECTED
-            self.events.append({"event": kind, "value": abs(fd)})
+            self.events.append([struct.pack("=Hi", kind, abs(fd)), b""])
         self.away.clear()
         self.peers.note(now_ns)
         assert not self.events
@@ -82,7 +83,6 @@ def given(count: int) -> bytes:
 def w(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "mark", lambda fd: 100 + fd)
     monkeypatch.setattr(module, "last_descriptor", lambda: LAST)
-    monkeypatch.setattr(module, "parse_monitor_message", lambda event: event)
     return World()
 
 
