@@ -18,6 +18,10 @@ from blockflow.dispatcher.canary import CanaryTurns
 from blockflow.dispatcher.edges import EdgeBook
 
 _CACHE_LIMIT = 4096
+_CACHE_NODES = 32_768
+"""Of all remembered plans together. A node takes 700 bytes, and any order of any sixteen tasks is a
+plan of its own: by their number alone, a client could have 150 MB of them kept."""
+
 _DEAD_LIMIT = 4096
 
 
@@ -87,6 +91,7 @@ class Planner:
         self._canaries = CanaryTurns()
         self._cache: dict[tuple[tuple[str, ...], frozenset[str], tuple[int, ...]], Plan] = {}
         self._only: dict[tuple[str, ...], Plan] = {}  # where there is no replica to choose
+        self._nodes = 0  # of the plans in the cache
 
     @property
     def table(self) -> RouteTable | None:
@@ -105,7 +110,7 @@ class Planner:
         """Plan by ``table`` from now on; requests planned before keep their way."""
         self._table = table
         self._guesses = Guesses(table.tasks)
-        self._cache.clear()
+        self._forget()
         self._index()
         self._turn = {b: n for b, n in self._turn.items() if b in self._replicas}
         self._canaries.keep(table.tasks)
@@ -220,14 +225,22 @@ class Planner:
         key = (names, canaries, tuple(chosen.values()))
         plan = self._cache.get(key)
         if plan is None:
-            if len(self._cache) >= _CACHE_LIMIT:
-                self._cache.clear()
-                self._only.clear()
             stages = self._table.stages if self._table else {}
-            plan = self._cache[key] = self._build(tasks, paths, chosen, canaries, stages)
+            plan = self._build(tasks, paths, chosen, canaries, stages)
+            nodes = len(plan.tree.nodes)
+            if len(self._cache) >= _CACHE_LIMIT or self._nodes + nodes > _CACHE_NODES:
+                self._forget()
+            self._cache[key] = plan
+            self._nodes += nodes
         if not canaries and all(len(self._replicas[block]) == 1 for block in chosen):
             self._only[names] = plan
         return plan
+
+    def _forget(self) -> None:
+        """What was planned has to be planned anew."""
+        self._cache.clear()
+        self._only.clear()
+        self._nodes = 0
 
     def take(self, plan: Plan) -> None:
         """A request sets out on ``plan``."""

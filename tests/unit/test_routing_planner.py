@@ -204,6 +204,20 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(p._cache) <= 2 and len(p._only) <= 2
 
 
+def test_of_long_ways_fewer_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each order of the same tasks is a plan of its own."""
+    monkeypatch.setattr(made_by, "_CACHE_NODES", 8)
+    numbers = {"a": 1, "b": 2, "c": 3}
+    p = planner({n: (b, 10 + n) for b, n in numbers.items()}, t=("a", "b"), u=("a", "c"))
+    for _ in range(2):
+        kept = [plan(p, *names) for names in (("t", "u"), ("u", "t"), ("t",), ("u",))]
+        assert [len(made.tree.nodes) for made in kept] == [3, 3, 2, 2]
+        assert list(p._cache.values()) == list(p._only.values()) == kept[3:]
+        p.replace(
+            table({n: (b, 10 + n) for b, n in numbers.items()}, 2, t=("a", "b"), u=("a", "c"))
+        )
+
+
 def test_a_plan_without_a_choice_holds_until_there_is_one() -> None:
     p = planner({1: ("b", 11)}, t=("b",))
     assert plan(p, "t") is plan(p, "t")
