@@ -7,7 +7,7 @@ table only translates a stage number into an address.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -272,7 +272,7 @@ class RouteTable:
     shares: tuple[Mapping[str, Any], ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
 
-    def without(self, gone: Collection[int]) -> RouteTable:
+    def without(self, gone: Container[int]) -> RouteTable:
         """The same table but for the stages of these incarnations."""
         left = {s: r for s, r in self.stages.items() if r.incarnation not in gone}
         return self if len(left) == len(self.stages) else replace(self, stages=left)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from blockflow.core import limits
+from blockflow.core.departed import Departed
 from blockflow.core.errors import RequestError
 from blockflow.core.guess import Guesses
 from blockflow.core.routing import PathTree, RouteTable, StageRoute, TaskRoute, merge_paths
@@ -21,8 +22,6 @@ _CACHE_LIMIT = 4096
 _CACHE_NODES = 32_768
 """Of all remembered plans together. A node takes 700 bytes, and any order of any sixteen tasks is a
 plan of its own: by their number alone, a client could have 150 MB of them kept."""
-
-_DEAD_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Planner:
         self._table: RouteTable | None = None
         self._guesses = Guesses(())
         self._replicas: dict[str, tuple[int, ...]] = {}
-        self._dead: dict[int, None] = {}  # in order of death
+        self._dead = Departed()
         self._load: dict[int, int] = {}
         self._turn: dict[str, int] = {}
         self._canaries = CanaryTurns()
@@ -118,9 +117,7 @@ class Planner:
 
     def peer_gone(self, incarnation: int) -> None:
         """Choose none of its stages any more, even if a table that was made before names it."""
-        self._dead[incarnation] = None
-        while len(self._dead) > _DEAD_LIMIT:
-            del self._dead[next(iter(self._dead))]
+        self._dead.add(incarnation)
         self._index()
 
     def _index(self) -> None:

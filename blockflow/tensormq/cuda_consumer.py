@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockflow.core.departed import Departed
 from blockflow.core.errors import BlockFlowError, RequestError
 from blockflow.tensormq.arena import DEVICE_BIT
 from blockflow.tensormq.channel import Consumer, InBuffer, bad_handle, span_bytes
@@ -213,7 +214,7 @@ class CudaConsumer(Consumer):
         self._incarnation = incarnation
         self._events = ImportedEvents(device.api, device.stream, most_events)
         self._mappings: dict[int, CudaMapping] = {}
-        self._gone: set[int] = set()
+        self._gone = Departed()
         self._lock = threading.Lock()
         device.tend = self.tend
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockflow.core.departed import Departed
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.arena import DEVICE_BIT
@@ -342,7 +343,7 @@ class MixedConsumer(Consumer):
         self._device = device
         self._host = host
         self._cuda = cuda
-        self._gone: set[int] = set()
+        self._gone = Departed()
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core import limits
+from blockflow.core.departed import Departed
 from blockflow.core.errors import RequestError, SystemError_, WireError
 from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.arena import DEVICE_BIT, Arena, ArenaReader
@@ -323,7 +324,7 @@ class ShmConsumer(Consumer):
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._readers: dict[int, ArenaReader] = {}
-        self._gone: set[int] = set()
+        self._gone = Departed()
 
     def open(self, desc: TensorDesc, frame: Any | None) -> InBuffer:
         handle = desc.handle

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockflow.core import limits
+from blockflow.core.departed import Departed
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, make_error
 from blockflow.core.records import record
 from blockflow.core.routing import DISPATCHER_STAGE, RouteTable, StageRoute
@@ -85,13 +86,12 @@ class Delivery:
         self._inline = inline
         self._readers = Readers(shm)
         self.own_copy = own_copy
-        self._gone: set[int] = set()
+        self._gone = Departed()
         self._work_by(RouteTable(0, 0))
         self.undeliverable = 0
 
     def set_routes(self, table: RouteTable) -> None:
         """Work by ``table`` from now on; sockets that it has no use for are closed."""
-        self._gone &= {r.incarnation for r in table.stages.values()}
         self._work_by(table := table.without(self._gone))
         devices = {r.incarnation: r.device for r in table.stages.values()}
         for producer in (self._shm, self._inline):

@@ -187,14 +187,10 @@ def test_a_request_has_the_share_of_its_task_that_may_claim_most(most: dict[str,
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_by, "_CACHE_LIMIT", 2)
-    monkeypatch.setattr(made_by, "_DEAD_LIMIT", 2)
     p = planner({n: ("b", 10 + n) for n in range(1, 7)}, t=("b",))
     for _ in range(6):
         plan(p, "t")
         assert len(p._cache) <= 2
-    for incarnation in (11, 12, 13):
-        p.peer_gone(incarnation)
-    assert list(p._dead) == [12, 13]
     assert p._turn
     names = [f"t{n}" for n in range(6)]
     p.replace(table({7: ("c", 17)}, 2, **dict.fromkeys(names, ("c",))))
