@@ -97,9 +97,7 @@ class RestApp:
         }
         app = cherrypy.Application(None, "", config)
         app.request_class = _Request
-        app.log.screen = False
-        for logger in (app.log.error_log, app.log.access_log):
-            logger.disabled = True  # defects are logged by _serve, with their own logger
+        _silence(app.log)
         return app
 
     def _serve(self) -> bytes:
@@ -209,6 +207,16 @@ class RestApp:
 def _encoded(answer: Answer) -> tuple[int, bytes]:
     document = json.dumps(answer.document, separators=(",", ":"), allow_nan=False)
     return answer.status, document.encode("utf-8")
+
+
+def _silence(own: Any) -> None:
+    """Of an application's ``own`` log nobody sees anything: ``_serve`` tells of defects. CherryPy
+    lists the log of every application that there ever was in a process; this one ends with it."""
+    own.screen = False
+    cherrypy.engine.unsubscribe("graceful", own.reopen_files)
+    for logger in (own.error_log, own.access_log):
+        logger.disabled = True
+        logging.Logger.manager.loggerDict.pop(logger.name, None)
 
 
 def _one_handler(handler: Any) -> Any:

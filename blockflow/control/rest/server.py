@@ -37,6 +37,14 @@ class _Server(PatientServer):
     begun: threading.Event
     failed: Exception | None = None
 
+    def clear_stats(self) -> None:
+        """cheroot lists the figures of every server that there ever was in a process, and with them
+        it keeps the server, and the system behind it; nobody reads them here."""
+        super().clear_stats()
+        listed: dict[str, Any] = logging.statistics  # type: ignore[attr-defined]
+        for key in [key for key, figures in listed.items() if figures is self.stats]:
+            del listed[key]
+
     def serve(self) -> None:
         try:
             super().serve()
