@@ -152,8 +152,10 @@ class Health:
         return ping
 
     def _end(self, ping: Round) -> None:
+        alive = {x.incarnation for x in self._crew.lives()}  # who has answered may be dead by now
         for incarnation, (rtt_ms, _) in ping.answers.items():
-            self.ping_ms[incarnation] = round(rtt_ms, 3)
+            if incarnation in alive:
+                self.ping_ms[incarnation] = round(rtt_ms, 3)
         for incarnation in ping.waiting:
             self.ping_ms.pop(incarnation, None)
         future = self._futures.pop(ping.seq, None)

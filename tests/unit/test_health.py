@@ -123,6 +123,16 @@ def test_who_asks_is_told_when_all_have_answered_or_died_or_were_late(rig: Rig) 
         late.result(0)
 
 
+def test_of_one_that_died_before_the_others_had_answered_nothing_is_kept(rig: Rig) -> None:
+    rig.health.ask({"a#0", "b#0"})
+    (a, seq), _ = rig.wire.pings
+    rig.answer("a#0", seq)
+    rig.health.died(a)
+    rig.world.die("a#0")
+    rig.answer("b#0", seq)
+    assert rig.health.ping_ms == {rig.life("b#0").incarnation: 2.0}
+
+
 def test_an_answer_to_a_former_manager_is_none_to_this_one(rig: Rig, tmp_path: Path) -> None:
     before = rig.health
     before.ask({"a#0"})
