@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 from blockflow.launch.outlet import wait_for_nobody
+from blockflow.launch.scribe import Scribe
 
 LEVEL = logging.INFO
 
@@ -29,8 +34,11 @@ def tell_the_time() -> None:
 
 
 def log_to_stderr(name: str) -> None:
-    """Lines with the time, the level and the process's ``name``."""
+    """Lines with the time, the level and the process's ``name``; none of them waits for long."""
     form = f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"
     wait_for_nobody()  # without a log file it is the control plane's, which may take nothing
+    with suppress(AttributeError, OSError, ValueError):  # a test has put something else there
+        if stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
+            sys.stderr = cast(TextIO, Scribe(sys.stderr.fileno()))
     logging.basicConfig(stream=sys.stderr, format=form)
     set_level()

@@ -1,0 +1,104 @@
+"""Scribe: a log file that keeps nobody waiting for its disk.
+
+A disk that does not answer (a network's folder whose server is gone, a file system that is frozen
+for a snapshot) keeps whoever writes to it, in the kernel, for as long as that lasts. A process that
+serves requests has no need of its log for that, and one line of its data thread would end all of
+its service. So a thread of its own writes, begun with the first line. Who has said something waits
+until it is written, so that it is there if the process dies by what comes next; but for a moment
+only, and once: while a line is late, nobody waits.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+
+PATIENCE_S = 0.05
+"""Half of what a reply may be late. A line takes microseconds, where the disk answers."""
+
+MOST = 1000
+"""So many pieces of text wait for the disk; what comes then is lost, and how much is written."""
+
+
+class Scribe(io.TextIOBase):
+    """Text that is written at once, or as soon as that can be done.
+
+    Args:
+        number: of the descriptor, of a regular file.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._texts: deque[str] = deque()
+        self._lost = 0
+        self._late = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "backslashreplace"
+
+    def fileno(self) -> int:
+        return self._number
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """What the disk refuses is lost without a word: there is no other place for it."""
+        with self._changed:
+            if len(self._texts) >= MOST:
+                self._lost += text.count("\n")
+            elif self._begun():
+                self._texts.append(text)
+                self._changed.notify_all()
+            else:
+                self._put(text)
+        self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Wait for a moment until all is written."""
+        with self._changed:
+            if self._texts and not self._late:
+                self._late = not self._changed.wait_for(lambda: not self._texts, PATIENCE_S)
+
+    def _begun(self) -> bool:
+        """Whether there is somebody else to write: a process may get no further thread."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="bf-log", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+        return self._thread is not None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._texts)
+                count, text = len(self._texts), "".join(self._texts)
+            self._put(text)
+            with self._changed:
+                for _ in range(count):  # until now they counted: what waits is bounded
+                    self._texts.popleft()
+                if self._lost:
+                    lines = "a line is" if self._lost == 1 else f"{self._lost} lines are"
+                    self._texts.append(f"blockflow: {lines} lost here: the disk did not answer\n")
+                    self._lost = 0
+                if not self._texts:
+                    self._late = False
+                    self._changed.notify_all()
+
+    def _put(self, text: str) -> None:
+        data = memoryview(text.encode(self.encoding, self.errors))
+        with suppress(OSError):
+            while data:
+                data = data[os.write(self._number, data) :]
