@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blockflow.control.events import Exited, Kill, Launch, Launched, LaunchFailed
 from blockflow.control.fleet import Life
-from blockflow.control.logfiles import LogFiles, tail
+from blockflow.control.logfiles import LogFiles
 from blockflow.control.memory import Shortage, killed
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
@@ -192,7 +192,7 @@ class Children:
         found = self._launcher.adopt(life.name, life.pid, life.started)
         if isinstance(found, int):
             self._told.append(life.incarnation)
-            return Exited(life.incarnation, found, tail(log_path))
+            return Exited(life.incarnation, found, self._logs.tail(log_path))
         self._watch(life.incarnation, found, log_path)
         return None
 
@@ -243,7 +243,7 @@ class Children:
             del self._by_fd[fd], self._children[incarnation]
             child.close()
             self._told.append(incarnation)
-            yield Exited(incarnation, status, tail(log_path))
+            yield Exited(incarnation, status, self._logs.tail(log_path))
             if log_path:
                 self._logs.closed(log_path, status)
 

@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blockflow.control.crew import Crew
+from blockflow.control.disk import Glance
 from blockflow.control.documents import canonical_json, read_sealed, seal_canonical, write_file
 from blockflow.control.fleet import CRASHES_KEPT, DISPATCHER_NAME, NO_ROOM, Crash
 from blockflow.core.scarcity import AWAY
@@ -105,6 +107,7 @@ class CrashBook:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / FILE
         self._clock = clock
+        self._disk = Glance()
         self._found: dict[str, deque[Entry]] = self._load()
 
     def take(self, crew: Crew, incarnation: int, now_ns: int) -> None:
@@ -130,7 +133,7 @@ class CrashBook:
                 found.appendleft(_entry(crash.at_ns, {"at": at, **crash_record(crash)}))
                 if len(self._found) > MAX_NAMES:  # in the file there are no more either
                     del self._found[min(self._found, key=lambda n: _latest(self._found[n]))]
-                self._save()
+                self._disk.at(partial(self._save, _bounded(self._found)), None)
 
     def latest(self, name: str, now_ns: int) -> list[Record]:
         """The latest crashes of all that had this name, under whichever control plane, newest
@@ -148,12 +151,12 @@ class CrashBook:
             shown.append({"age_s": round(age, 3) if age >= 0 else None} | told)
         return shown
 
-    def _save(self) -> None:
+    def _save(self, content: bytes) -> None:
         """Best effort, and without waiting for the disk: a file that a power failure tears is
         known by its checksum."""
         temp = self._path.with_name(f".{FILE}.new")
         try:
-            write_file(temp, _bounded(self._found), sync=False)
+            write_file(temp, content, sync=False)
             os.replace(temp, self._path)
         except OSError as e:
             with suppress(OSError):

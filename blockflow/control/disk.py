@@ -76,6 +76,23 @@ class Disk:
         return since, answer
 
 
+class Glance:
+    """For a thread that others need: it asks one thing at a time, in a thread of its own, and what
+    it wants of a folder that has not answered yet is left undone."""
+
+    def __init__(self) -> None:
+        self._latest: Future[Any] | None = None
+
+    def at(self, act: Callable[[], T], otherwise: T) -> T:
+        """What ``act`` gives, or raises; ``otherwise`` where that does not come at once."""
+        if self._latest is None or self._latest.done():
+            answer = self._latest = begun(act)
+            wait([answer], GLANCE_S)
+            if answer.done():
+                return answer.result()
+        return otherwise
+
+
 def begun(question: Callable[[], T]) -> Future[T]:
     """The future answer to a question that is asked in a thread of its own."""
     future: Future[T] = Future()

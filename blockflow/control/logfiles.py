@@ -1,7 +1,8 @@
 """LogFiles: what launched processes write, in files that are bounded in size and number.
 
 A process writes to its own (stdout and stderr, appended to); the control plane makes it before the
-launch, cuts it, removes it, and reads its last lines when the process has died.
+launch, cuts it, removes it, and reads its last lines when the process has died. It does all of
+that without waiting for a disk that does not answer: it has the living to look after.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from blockflow.control.disk import Glance
 from blockflow.control.endings import ABORTED, FATAL
 
 log = logging.getLogger("blockflow.control")
@@ -45,6 +48,7 @@ class LogFiles:
         self._warn: Callable[[str], None] | None = warn
         self._looked_ns: int | None = None
         self._launches = 0
+        self._disk = Glance()
         with suppress(OSError):  # making a file in it will say what is wrong
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -52,23 +56,19 @@ class LogFiles:
         """Make a log file for the process ``name`` whose launch order says ``path``.
 
         Returns:
-            False when there cannot be one: a disk without room is no reason not to replace a
-            process that has died.
+            False when there cannot be one: a disk without room, or without a word, is no reason
+            not to replace a process that has died.
         """
-        with suppress(OSError):  # somebody may have removed it, to be rid of logs
-            self._folder.mkdir(exist_ok=True, mode=0o700)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            os.close(os.open(path, flags, 0o600))
-        except OSError as e:
-            text = f"{name} has no log file: {e.strerror} ({path})"
-            if self._warn is not None:
-                self._warn(f"{text}; what it says goes where the control plane's own log goes")
-                self._warn = None
-            else:
-                log.warning("%s", text)
-            return False
-        return True
+        why = self._disk.at(partial(_made, self._folder, path), "its disk does not answer")
+        if not why:
+            return True
+        text = f"{name} has no log file: {why} ({path})"
+        if self._warn is not None:
+            self._warn(f"{text}; what it says goes where the control plane's own log goes")
+            self._warn = None
+        else:
+            log.warning("%s", text)
+        return False
 
     def prune(self, in_use: Iterable[str]) -> None:
         """Call it before each launch; at every 20th it removes the oldest of those that nobody
@@ -76,27 +76,54 @@ class LogFiles:
         self._launches += 1
         if self._launches % _PRUNED_EVERY != 1:
             return
-        kept = set(in_use)
-        with suppress(OSError):
-            # By incarnation and not by date: a clock that was set back makes the newest the oldest.
-            logs = sorted(self._folder.glob("*.log"), key=_incarnation)
-            for path in [p for p in logs if str(p) not in kept][:-_MOST_FILES]:
-                path.unlink(missing_ok=True)
+        self._disk.at(partial(_prune, self._folder, set(in_use)), None)
 
     def look(self, paths: Iterable[str], now_ns: int) -> None:
         """Cut those of ``paths`` that have grown too long; called often, looks every 2 s."""
         if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
-            for path in paths:
-                cut(path, MOST_BYTES)
+            self._disk.at(partial(_cut_all, list(paths)), None)
+
+    def tail(self, path: str) -> tuple[str, ...]:
+        """As :func:`tail`."""
+        return self._disk.at(partial(tail, path), ())
 
     def closed(self, path: str, status: int) -> None:
         """Nobody writes to it any more: an empty one without a reason to be is removed."""
-        if status == 0:
-            with suppress(OSError):
-                if os.path.getsize(path) == 0:
-                    os.unlink(path)
-        cut(path, _KEPT_BYTES)
+        self._disk.at(partial(_close, path, status), None)
+
+
+def _made(folder: Path, path: str) -> str:
+    """Make a log file; why not, '' = it is there."""
+    with suppress(OSError):  # somebody may have removed it, to be rid of logs
+        folder.mkdir(exist_ok=True, mode=0o700)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except OSError as e:
+        return os.strerror(e.errno or 0)
+    return ""
+
+
+def _prune(folder: Path, kept: set[str]) -> None:
+    with suppress(OSError):
+        # By incarnation and not by date: a clock that was set back makes the newest the oldest.
+        logs = sorted(folder.glob("*.log"), key=_incarnation)
+        for path in [p for p in logs if str(p) not in kept][:-_MOST_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _cut_all(paths: Iterable[str]) -> None:
+    for path in paths:
+        cut(path, MOST_BYTES)
+
+
+def _close(path: str, status: int) -> None:
+    if status == 0:
+        with suppress(OSError):
+            if os.path.getsize(path) == 0:
+                os.unlink(path)
+    cut(path, _KEPT_BYTES)
 
 
 def cut(path: str, most: int) -> None:

@@ -1,5 +1,6 @@
 """The disk with the logs does not answer, as in the moment of a snapshot or for as long as a
-network's folder has lost its server: who has something to say goes on serving."""
+network's folder has lost its server: who has something to say goes on serving, and who dies is
+replaced."""
 
 from __future__ import annotations
 
@@ -45,15 +46,15 @@ def frozen(it: Up, folder: Path) -> Iterator[None]:
         yield
 
 
-def talk(member: dict[str, Any]) -> None:
+def talk(talker: dict[str, Any]) -> None:
     """Give it something to write; returns once one of its threads waits for the disk."""
 
     def waits() -> bool:
-        tasks = Path(f"/proc/{member['pid']}/task").iterdir()
+        tasks = Path(f"/proc/{talker['pid']}/task").iterdir()
         return any((t / "stat").read_text().rpartition(") ")[2].startswith("D") for t in tasks)
 
     with zmq.Context.instance().socket(zmq.PUSH) as push:
-        push.connect(member["endpoint"])
+        push.connect(talker["endpoint"])
         push.send(b"nonsense")
         wait_until(waits)
 
@@ -62,12 +63,23 @@ def says(log: Path) -> bool:
     return LINE in log.read_bytes()
 
 
-def two(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The Dispatcher and the worker that it sends to."""
-    return [status["dispatcher"], next(w for w in status["workers"] if w["name"] == "a#0")]
+def member(status: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(m for m in [status["dispatcher"], *status["workers"]] if m["name"] == name)
 
 
-def test_who_writes_to_a_silent_log_serves_on(tmp_path: Path, warm: Warm) -> None:
+def replaced(it: Up, name: str) -> dict[str, Any]:
+    """Kill this process; returns the one that takes its place."""
+    old = member(it.status(), name)
+    os.kill(old["pid"], signal.SIGKILL)
+    after = it.until(
+        lambda s: s["ready"] and member(s, name)["incarnation"] > old["incarnation"],
+    )
+    return member(after, name)
+
+
+def test_who_writes_to_a_silent_log_serves_on_and_the_dead_are_replaced(
+    tmp_path: Path, warm: Warm
+) -> None:
     for tool in ("mkfs.ext4", "fsfreeze"):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool} here")
@@ -82,23 +94,17 @@ def test_who_writes_to_a_silent_log_serves_on(tmp_path: Path, warm: Warm) -> Non
         if done.returncode:
             pytest.skip(f"no file system that can be frozen may be mounted here: {done.stderr}")
         # Whoever comes now has a log there.
-        first = it.status()
-        for member in two(first):
-            os.kill(member["pid"], signal.SIGKILL)
-        latest = max(m["incarnation"] for m in [*first["workers"], first["dispatcher"]])
-
-        def replaced(status: dict[str, Any]) -> bool:
-            return status["ready"] and all(m["incarnation"] > latest for m in two(status))
-
-        talkers = two(it.until(replaced))
+        talkers = [replaced(it, name) for name in ("dispatcher", "a#0")]
         with Client(it.address) as client:
             assert np.array_equal(client.infer("t", X, deadline_s=30).value, X + 11)
             with frozen(it, logs):
-                for member in talkers:
-                    talk(member)
+                for talker in talkers:
+                    talk(talker)
                 for _ in range(5):
                     assert np.array_equal(client.infer("t", X, deadline_s=20).value, X + 11)
-        for member in talkers:
-            name = f"{member['name']}.{member['incarnation']}.log"
+                replaced(it, "b#0")
+                assert np.array_equal(client.infer("t", X, deadline_s=20).value, X + 11)
+        for talker in talkers:
+            name = f"{talker['name']}.{talker['incarnation']}.log"
             log = Path(f"/proc/{it.process.pid}/root{logs}/{name}")
             wait_until(partial(says, log))

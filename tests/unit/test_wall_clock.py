@@ -182,7 +182,7 @@ def test_a_crash_of_the_future_is_shown_without_its_age(tmp_path: Path) -> None:
     record = {"incarnation": 7, "cause": "killed", "error": None, "work": [], "log": []}
     book = CrashBook(tmp_path, lambda: 10_000.0)
     book._found["a#0"] = deque([crashes._entry(1, {"at": 9_999.0, **record})])
-    book._save()
+    book._save(crashes._bounded(book._found))
     for now, age in ((10_009.0, 10.0), (6_400.0, None)):
         assert CrashBook(tmp_path, lambda now=now: now).latest("a#0", 0) == [
             {"age_s": age, **record}

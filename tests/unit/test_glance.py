@@ -1,0 +1,105 @@
+"""A state directory whose disk does not answer keeps the Manager's thread for a moment only: the
+dead are told and replaced meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockflow.control import crashes, disk, logfiles
+from blockflow.control.crashes import FILE, CrashBook
+from blockflow.control.disk import Glance
+from blockflow.control.fleet import Crash
+from blockflow.control.logfiles import LogFiles
+
+SECOND = 1_000_000_000
+
+
+class Silence:
+    """What is done on a disk, and does not end until it is ``over``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.over = threading.Event()
+        self.begun = 0
+        patch.setattr(disk, "GLANCE_S", 0.0)
+
+    def __call__(self, *_: Any, **__: Any) -> str:
+        self.begun += 1
+        self.over.wait()
+        return "done"
+
+    def end(self) -> None:
+        """The disk is back, and has done what it was asked for."""
+        self.over.set()
+        for thread in threading.enumerate():
+            if thread.name == "bf-disk":
+                thread.join()
+        self._patch.setattr(disk, "GLANCE_S", 30.0)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silence]:
+    made = Silence(monkeypatch)
+    yield made
+    made.end()
+
+
+def test_what_is_asked_meanwhile_is_not_done(silence: Silence) -> None:
+    glance = Glance()
+    for _ in range(3):
+        assert glance.at(silence, "not now") == "not now"
+    assert silence.begun == 1  # no thread waits for each
+    silence.end()
+    assert glance.at(silence, "not now") == "done"
+    with pytest.raises(ZeroDivisionError):
+        glance.at(lambda: 1 // 0, 0)
+
+
+def test_a_launch_goes_without_a_log_file(
+    tmp_path: Path, silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    files = LogFiles(tmp_path, told.append)
+    path = str(tmp_path / "a#0.1.log")
+    with monkeypatch.context() as patch:
+        patch.setattr(logfiles, "_made", silence)
+        assert not files.make(path, "a#0")
+    assert "a#0 has no log file: its disk does not answer" in told[0]
+    Path(path).write_text("last\n")
+    files.prune(())
+    files.look([path], 0)
+    files.closed(path, 1)
+    assert files.tail(path) == ()
+    silence.end()
+    assert files.tail(path) == ("last",)
+    assert files.make(str(tmp_path / "a#0.2.log"), "a#0")
+
+
+def test_what_could_not_be_written_of_a_crash_is_written_with_the_next(
+    tmp_path: Path, silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crew:
+        fleet = ()
+        dispatcher_crash: Crash
+
+    def died(incarnation: int) -> None:
+        Crew.dispatcher_crash = Crash(incarnation, SECOND, "killed", None, (), True)
+        book.take(Crew, incarnation, SECOND)  # type: ignore[arg-type]
+
+    book = CrashBook(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(crashes, "write_file", silence)
+        died(1)
+        died(2)
+        assert [c["incarnation"] for c in book.latest("dispatcher", SECOND)] == [2, 1]
+        assert not (tmp_path / FILE).exists()
+        silence.end()
+    died(3)
+    written = json.loads((tmp_path / FILE).read_bytes())["body"]["dispatcher"]
+    assert [c["incarnation"] for c in written] == [3, 2, 1]
