@@ -49,6 +49,16 @@ def in_use(endpoint: str) -> SystemError_:
     )
 
 
+def no_port(endpoint: str) -> SystemError_:
+    """For an address without a number, where the machine has none left: some will be free again."""
+    return SystemError_(
+        "NO_SPACE",
+        f"no port is free to listen on {endpoint}",
+        where=endpoint,
+        hint="end what holds so many, or widen net.ipv4.ip_local_port_range (sysctl)",
+    )
+
+
 def full(endpoint: str, exc: Exception) -> SystemError_:
     """For want of a descriptor, memory or a thread."""
     return SystemError_(

@@ -25,7 +25,7 @@ from blockflow.core.scarcity import SCARCE, failure, no_room
 from blockflow.tensormq.curve import Protect
 from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
 from blockflow.tensormq.janitor import data_socket_path
-from blockflow.tensormq.listening import clear_stale, full, in_use
+from blockflow.tensormq.listening import clear_stale, full, in_use, no_port
 from blockflow.tensormq.ports import is_tcp, is_v6, listen_beside
 
 OLDEST_LIBZMQ = (4, 3, 3)
@@ -148,7 +148,8 @@ def bind_pull(
         protect: sets CURVE up; for tcp alone.
 
     Raises:
-        SystemError_: PORT_IN_USE, or NO_SPACE: no descriptor, memory or thread is left for it.
+        SystemError_: PORT_IN_USE, or NO_SPACE: no port, descriptor, memory or thread is left for
+            it.
         RequestError: INVALID_REQUEST: an unknown transport or a bad address.
     """
     if transport == "ipc":
@@ -357,7 +358,7 @@ def _bind(sock: zmq.Socket[bytes], endpoint: str, protect: Protect | None = None
     except (zmq.ZMQError, OSError) as exc:  # a probe of who listens wants a descriptor and a path
         sock.close(0)
         if isinstance(exc, zmq.ZMQError) and exc.errno == zmq.EADDRINUSE:
-            raise in_use(endpoint) from exc
+            raise (no_port if endpoint.endswith(":*") else in_use)(endpoint) from exc
         if exc.errno in SCARCE:
             raise full(endpoint, exc) from exc
         raise RequestError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from blockflow.tensormq.inline import InlineProducer, open_frame
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.tensormq.sockets import bind_pull, bind_router, connect_dealer, new_context
 
+_NEW_NET = 0x40000000
 run_dir, ctx, transport = sockets_rig.run_dir, sockets_rig.ctx, sockets_rig.transport
 
 
@@ -90,6 +93,36 @@ def test_a_taken_address_is_port_in_use(ctx: zmq.Context[zmq.Socket[bytes]], run
     dealer = connect_dealer(ctx, ipc)
     dealer.send(b"still there")
     assert receive(first)[1] == b"still there"
+
+
+def test_a_machine_without_a_free_port_has_no_room(
+    ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path
+) -> None:
+    """So a worker that dies meanwhile is tried again, and its block not given up."""
+
+    def bind() -> str:
+        try:
+            return bind_pull(ctx, "tcp", run_dir, 1)[1]
+        except SystemError_ as e:
+            return e.code
+
+    def with_two_ports() -> tuple[str, ...]:
+        """In a network namespace of this thread's own."""
+        if ctypes.CDLL(None).unshare(_NEW_NET):
+            return ("refused",)
+        Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("61000 61001\n")
+        with socket.socket() as one, socket.socket() as other:
+            for taken in (one, other):
+                taken.bind(("127.0.0.1", 0))
+                taken.listen()
+            without = bind()
+        return without, bind().partition("61")[0]
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(with_two_ports).result(TIMEOUT_S)
+    if found == ("refused",):
+        pytest.skip("no network namespace may be made here")
+    assert found == ("NO_SPACE", "tcp://127.0.0.1:")
 
 
 def test_a_stale_socket_file_is_replaced_and_another_file_is_not(
