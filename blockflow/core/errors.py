@@ -102,7 +102,7 @@ CODES: Mapping[str, CodeInfo] = {
         "system",
         _SY,
         507,
-        "no memory (shared, or a device's), disk space, process, thread or descriptor is left",
+        "no memory (shared, a device's), disk space, process, thread, descriptor or port is left",
         retryable=True,
     ),
     "ALREADY_RUNNING": _c("system", _CL, 409, "another instance uses this state directory"),
