@@ -29,6 +29,7 @@ from blockflow.launch.process import (
     give_up_privileges,
     set_process_name,
 )
+from blockflow.launch.scribe import Scribe
 from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.wire.codec import decode, encode
 
@@ -108,6 +109,8 @@ def end(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if isinstance(sys.stderr, Scribe):
+        sys.stderr.finish()
     os._exit(status & 0xFF)
 
 

@@ -19,6 +19,9 @@ from contextlib import suppress
 PATIENCE_S = 0.05
 """Half of what a reply may be late. A line takes microseconds, where the disk answers."""
 
+LAST_S = 1.0
+"""At the end of a process: its last words may be what somebody looks for."""
+
 MOST = 1000
 """So many pieces of text wait for the disk; what comes then is lost, and how much is written."""
 
@@ -70,6 +73,11 @@ class Scribe(io.TextIOBase):
         with self._changed:
             if self._texts and not self._late:
                 self._late = not self._changed.wait_for(lambda: not self._texts, PATIENCE_S)
+
+    def finish(self) -> None:
+        """Wait until all is written, for the last time: the process ends with its thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._texts, LAST_S)
 
     def _begun(self) -> bool:
         """Whether there is somebody else to write: a process may get no further thread."""

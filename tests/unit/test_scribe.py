@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -122,3 +123,26 @@ def test_a_process_with_a_log_file_has_one(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(sys.stderr, Scribe)
         until_idle(sys.stderr)
     assert (tmp_path / "log").read_text().endswith(" WARNING a#0 blockflow.worker: a line\n")
+
+
+LAST = """
+import subprocess
+import sys
+from blockflow.launch import child, scribe
+
+scribe.LAST_S = 60.0
+sys.stderr = scribe.Scribe(int(sys.argv[1]))
+print("last", file=sys.stderr)
+print("said", flush=True)
+child.end(3)
+"""
+
+
+def test_last_words_are_waited_for(disk: Disk) -> None:
+    words = [sys.executable, "-c", LAST, str(disk.number)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, pass_fds=[disk.number]) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"said\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        assert disk.answers(5) == "last\n"
+        assert process.wait(LONG_S) == 3
