@@ -39,6 +39,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.launch.child import Order, end, enter, resolve
 from blockflow.launch.environment import child_command
 from blockflow.launch.logs import set_level
+from blockflow.launch.outlet import wait_for_nobody
 from blockflow.launch.preload import few_collections, preload
 from blockflow.launch.process import (
     collect_own_child,
@@ -246,6 +247,7 @@ def main() -> None:
     for sig in (signal.SIGINT, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)  # the manager decides when this ends
     set_process_name("bf:template")
+    wait_for_nobody()  # libraries warn as they are imported
     with few_collections():
         preload(config["preload"])
         rehearse(config["rehearsals"])

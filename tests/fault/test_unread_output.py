@@ -16,6 +16,9 @@ from takeover_rig import Load, furnish, members, started
 from up_rig import family, gone
 from warm_rig import Warm
 
+from blockflow.launch.local import TemplateLauncher
+from tests.contract.test_launchers import ENTRY, spec_for
+
 STOP_S = 30.0
 """The guardian kills a control plane that does not end after a minute."""
 
@@ -64,3 +67,30 @@ def test_a_log_that_takes_nothing_keeps_nobody_waiting(
             it.process.terminate()
             assert it.process.wait(STOP_S) == 0
             assert gone(children, Path(it.ready["run_dir"]))
+
+
+@pytest.mark.parametrize("how", ["pipe", "terminal"])
+def test_nor_a_template_whose_libraries_have_something_to_say(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it launches has its own log all the same."""
+    (tmp_path / "talks.py").write_text("import sys\nprint('beware', file=sys.stderr)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = TemplateLauncher(preload=["talks"])
+    with unread(how) as writer:
+        kept = os.dup(2)
+        os.dup2(writer, 2)
+        os.close(writer)
+        try:
+            launcher.start()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        try:
+            launcher.wait_ready(STOP_S)
+            log = tmp_path / "log"
+            spec = {**spec_for(tmp_path, 4), "log_path": str(log)}
+            assert launcher.launch(ENTRY, spec, "w#0").wait(STOP_S) == 4
+            assert log.read_text() == "a line on stdout\n"
+        finally:
+            launcher.close()
