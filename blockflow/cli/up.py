@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from blockflow.launch.ward import Ward
 
 
+_LOG_S = 0.5
+"""So long the Manager waits for a line of its own to be written, if its disk does not answer."""
+
+
 def up(
     topology: Annotated[
         str, typer.Option("--topology", help="Apply this topology once the system is up.")
@@ -114,7 +118,7 @@ def up(
     """
     from blockflow.control.guardian import Guardian
     from blockflow.control.settings import ControlSettings, default_state_dir
-    from blockflow.launch.logs import tell_the_time
+    from blockflow.launch.logs import tell_the_time, wait_for_no_disk
     from blockflow.launch.outlet import wait_for_nobody
     from blockflow.launch.process import ending_signals, own_what_is_made, raise_descriptor_limit
     from blockflow.launch.whereabouts import settle
@@ -155,6 +159,7 @@ def up(
     if isinstance(ward, int):  # this is the guardian, and everything has ended
         raise typer.Exit(ward)
     # From here on this is the Manager's process: the guardian stays without all these libraries.
+    wait_for_no_disk(_LOG_S)
     with _ending_at_once(ward):
         _import_all()
     from blockflow.control.rest.body import read_update

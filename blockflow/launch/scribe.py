@@ -31,10 +31,12 @@ class Scribe(io.TextIOBase):
 
     Args:
         number: of the descriptor, of a regular file.
+        patience_s: how long who has said something waits for it to be written.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, patience_s: float = PATIENCE_S) -> None:
         self._number = number
+        self._patience_s = patience_s
         self._texts: deque[str] = deque()
         self._lost = 0
         self._late = False
@@ -72,7 +74,7 @@ class Scribe(io.TextIOBase):
         """Wait for a moment until all is written."""
         with self._changed:
             if self._texts and not self._late:
-                self._late = not self._changed.wait_for(lambda: not self._texts, PATIENCE_S)
+                self._late = not self._changed.wait_for(lambda: not self._texts, self._patience_s)
 
     def finish(self) -> None:
         """Wait until all is written, for the last time: the process ends with its thread."""

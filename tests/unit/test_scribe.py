@@ -4,12 +4,13 @@ writes to it waits in the kernel."""
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,24 @@ def test_a_process_with_a_log_file_has_one(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(sys.stderr, Scribe)
         until_idle(sys.stderr)
     assert (tmp_path / "log").read_text().endswith(" WARNING a#0 blockflow.worker: a line\n")
+
+
+def test_a_log_that_was_begun_goes_by_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Manager's, whose guardian has begun it; its last words are waited for at its end."""
+    ended: list[Callable[[], None]] = []
+    monkeypatch.setattr(logs.atexit, "register", ended.append)
+    with (tmp_path / "log").open("w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        handler, other = logging.StreamHandler(), logging.StreamHandler(io.StringIO())
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler, other])
+        logs.wait_for_no_disk(LONG_S)
+        one = sys.stderr
+        assert isinstance(one, Scribe) and handler.stream is one and other.stream is not one
+        assert ended == [one.finish]
+        logging.getLogger("blockflow.control").warning("a line")
+    assert (tmp_path / "log").read_text() == "a line\n"
 
 
 LAST = """
