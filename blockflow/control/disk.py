@@ -26,6 +26,10 @@ GLANCE_S = 0.5
 """For whoever has something better to do than to wait. A disk that is merely busy has answered by
 then."""
 
+LOOK_S = 2.0
+"""For what would be missed, by somebody who is not missed for that long. A disk that is merely busy
+has answered by then even on a machine that has other things to do."""
+
 T = TypeVar("T")
 
 
@@ -84,10 +88,10 @@ class Glance:
         self._latest: Future[Any] | None = None
 
     def at(self, act: Callable[[], T], otherwise: T) -> T:
-        """What ``act`` gives, or raises; ``otherwise`` where that does not come at once."""
+        """What ``act`` gives, or raises; ``otherwise`` where that does not come soon."""
         if self._latest is None or self._latest.done():
             answer = self._latest = begun(act)
-            wait([answer], GLANCE_S)
+            wait([answer], LOOK_S)
             if answer.done():
                 return answer.result()
         return otherwise

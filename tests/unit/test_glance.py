@@ -27,7 +27,7 @@ class Silence:
         self._patch = patch
         self.over = threading.Event()
         self.begun = 0
-        patch.setattr(disk, "GLANCE_S", 0.0)
+        patch.setattr(disk, "LOOK_S", 0.0)
 
     def __call__(self, *_: Any, **__: Any) -> str:
         self.begun += 1
@@ -40,7 +40,7 @@ class Silence:
         for thread in threading.enumerate():
             if thread.name == "bf-disk":
                 thread.join()
-        self._patch.setattr(disk, "GLANCE_S", 30.0)
+        self._patch.setattr(disk, "LOOK_S", 30.0)
 
 
 @pytest.fixture
