@@ -240,6 +240,7 @@ class WaitingRoom:
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self.capped else None
         cost_of = None if self._costs.alike else self._costs.of
+        least = 0  # no rank is above 0
         order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
@@ -252,8 +253,12 @@ class WaitingRoom:
                 break
             if used is not None:
                 cap, already = self._shares[task].max_batch_rows, used[task]
+                if first > least:
+                    break
                 if cap and already and already + mine > cap:
                     heapq.heappop(order)
+                    if aboard:  # nobody of a lower priority joins before him
+                        least = first
                     continue
             if admit is not None and not admit(total, query):
                 break

@@ -271,6 +271,24 @@ def test_priority_weight_deadline_and_limit_hold_together(data: st.DataObject) -
                 assert all(shares[q.task].priority >= share.priority for q in picked)
 
 
+def test_nobody_joins_before_one_of_a_higher_priority_whose_task_has_had_its_limit() -> None:
+    r = room(TaskShare(), TaskShare(), TaskShare(priority=1, max_batch_rows=2))
+    aboard = [query(1, 0, task=2, rows=2)]
+    for key, task in ((2, 0), (3, 2), (4, 1)):
+        r.add(query(key, 0, task=task))
+    assert [q.key for q in r.pick(HERE, 8, None, aboard)] == []
+    assert [q.key for q in r.pick(HERE, 8)] == [3, 2, 4]  # a new batch makes nobody wait
+    assert r.remove(3) is not None
+    assert [q.key for q in r.pick(HERE, 8, None, aboard)] == [2, 4]
+
+
+def test_equals_join_beside_a_task_that_has_had_its_limit() -> None:
+    r = room(TaskShare(), TaskShare(max_batch_rows=2))
+    for key, task in ((2, 1), (3, 0)):
+        r.add(query(key, 0, task=task))
+    assert [q.key for q in r.pick(HERE, 8, None, [query(1, 0, task=1, rows=2)])] == [3]
+
+
 def test_shares_are_checked() -> None:
     found = share_problems({"weight": 0, "priority": 11, "wieght": 1}, "$.tasks.a.share")
     assert [p.path for p in found] == [
