@@ -77,6 +77,8 @@ class WaitingRoom:
         self._virtual = [0.0] * len(self._shares)
         self._backlog = [0] * len(self._shares)
         self._reached: dict[int, float] = {}  # by priority: the virtual time that service is at
+        # By task: its first query, which others of it have overtaken, and the turn that it keeps.
+        self._kept: dict[int, tuple[_Entry, float]] = {}
         self._seen: dict[int, set[int]] = {}  # by stage: tasks that have waited there
 
     def __len__(self) -> int:
@@ -163,6 +165,8 @@ class WaitingRoom:
             reached = self._reached.get(self._shares[task].priority, 0.0)
             self._virtual[task] = max(self._virtual[task], reached)
         self._backlog[task] = before + 1
+        if task in self._kept and entry < self._kept[task][0]:
+            self._kept[task] = entry, self._kept[task][1]
 
     def remove(self, key: int) -> Query | None:
         """Take one query away unserved; None when it does not wait here."""
@@ -172,7 +176,10 @@ class WaitingRoom:
         group, task = self._group_of(query), self._task(query)
         waiting = self._groups[group]
         lane = waiting.lanes[task]
-        del lane[bisect_left(lane, (query.deadline_ns, query.arrival_ns, key))]
+        at = bisect_left(lane, (query.deadline_ns, query.arrival_ns, key))
+        if task in self._kept and self._kept[task][0] is lane[at]:
+            del self._kept[task]
+        del lane[at]
         if not lane:
             del waiting.lanes[task]
         del self._queries[key], waiting.ready[key]
@@ -189,7 +196,7 @@ class WaitingRoom:
         found = None
         for group in self._groups if groups is None else groups:
             for task, lane in self._groups[group].lanes.items():
-                rank = (self._rank[task], self._virtual[task], lane[0])
+                rank = (self._rank[task], self._turn(task, lane), lane[0])
                 if best is None or rank < best:
                     best, found = rank, group
         return found
@@ -197,7 +204,7 @@ class WaitingRoom:
     def head(self, group: Group) -> Query:
         """The query of a group whose turn it is."""
         lanes = self._groups[group].lanes
-        return min((self._rank[t], self._virtual[t], lane[0]) for t, lane in lanes.items())[2][3]
+        return min((self._rank[t], self._turn(t, e), e[0]) for t, e in lanes.items())[2][3]
 
     def heads(self, group: Group) -> list[Query]:
         """Of each task that waits in a group the query that comes first."""
@@ -241,7 +248,7 @@ class WaitingRoom:
         used = self._used(aboard) if self.capped else None
         cost_of = None if self._costs.alike else self._costs.of
         least = 0  # no rank is above 0
-        order = [(rank[t], virtual[t], lane[0], t, 0) for t, lane in lanes.items()]
+        order = [(rank[t], self._turn(t, lane), lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
         while order:
@@ -269,6 +276,8 @@ class WaitingRoom:
             lane, at = lanes[task], at + 1
             if at < len(lane):
                 counts = mine if cost_of is None else mine * cost_of(query)
+                if at == 1:  # only the first has a turn that was kept
+                    served = virtual[task]
                 heapreplace(order, (first, served + counts / weight[task], lane[at], task, at))
             else:
                 heapq.heappop(order)
@@ -319,8 +328,11 @@ class WaitingRoom:
                 task = 0
             served[task].append(mine if cost_of is None else mine * cost_of(query))
         waiting.rows -= sum(map(rows_of, picked))
+        several = len(self._groups) > 1 or self._kept
         for task, each in served.items():
             count, weight, priority = len(each), self._weight[task], self._shares[task].priority
+            if several:
+                self._keep_turn(task, lanes[task][0])
             end = self._virtual[task] = self._virtual[task] + sum(each) / weight
             begun = end - each[-1] / weight
             if begun > reached.get(priority, 0.0):
@@ -335,6 +347,20 @@ class WaitingRoom:
             waiting.inner -= sum([not q.first for q in picked])
         if not ready:
             del self._groups[group]
+
+    def _turn(self, task: int, lane: Sequence[_Entry]) -> float:
+        """The virtual time at which it is the turn of the first in a lane of ``task``."""
+        kept = self._kept.get(task)
+        return kept[1] if kept is not None and kept[0] is lane[0] else self._virtual[task]
+
+    def _keep_turn(self, task: int, served: _Entry) -> None:
+        """``served``, first of its lane, runs. Whom it overtakes in another group keeps his turn.
+        (A task that rides in the batches of others has more and more: his would never come.)"""
+        first = min([w.lanes[task][0] for w in self._groups.values() if task in w.lanes])
+        if first is served:
+            self._kept.pop(task, None)
+        else:
+            self._kept.setdefault(task, (first, self._virtual[task]))
 
     def _used(self, aboard: Iterable[Query]) -> list[int]:
         """Rows of each task in a batch."""

@@ -139,3 +139,52 @@ def test_who_has_gone_unserved_was_away() -> None:
     assert r.room.remove(gone) is not None
     assert r.one_by_one(20) == [B] * 20
     assert 4 <= r.one_at_a_time(A, 10).count(A) <= 6
+
+
+def test_who_is_overtaken_by_others_of_its_task_has_its_turn() -> None:
+    """A's many ride in the batches that B's few begin. One of another shape has come before them,
+    and waits for a turn of A's."""
+    r = Room(*EQUAL)
+    r.come(B, times=2)
+    r.come(A, times=6)
+    assert r.batch(8) == [B, A, B, A, A, A, A, A]
+    (alone,) = r.come(A, shape=(8,))
+    for _ in range(10):
+        r.come(B)
+        r.come(A, times=3)
+        r.batch(8)
+    assert alone not in {q.key for q in r.room}
+
+
+def test_the_turn_that_is_kept_is_the_tasks() -> None:
+    """Its earliest deadline has it, also if that has come since; and it is one turn."""
+    r = Room(*EQUAL)
+    r.come(B)
+    r.come(A, times=4)
+    r.batch(8)
+    r.room.add(query(1001, 0, task=A, shape=(8,), deadline_ms=900))
+    r.come(B)
+    r.come(A, times=4)
+    assert r.batch(8) == [B, A, A, A, A]  # B had its turn, and 1001 is overtaken
+    r.room.add(query(1002, 0, task=A, shape=(16,), deadline_ms=800))
+    r.come(B, times=2)
+    r.come(A, times=8)
+    assert r.room.first() == (1, (16,))
+    assert r.batch(8) == [A]
+    assert r.batch(2) == [B, B]
+
+
+def test_who_is_gone_keeps_no_turn_from_the_next() -> None:
+    r = Room(*EQUAL)
+    gone: list[int] = []
+    for _ in range(3):
+        r.come(B)
+        r.come(A, times=4)
+        assert r.batch(8) == [B, A, A, A, A]
+        assert all(r.room.remove(key) is not None for key in gone)
+        gone = r.come(A, shape=(8,))
+    r.come(B)
+    r.come(A, times=4)
+    assert r.batch(8) == [B, A, A, A, A]
+    r.come(B)
+    assert r.room.first() == THERE
