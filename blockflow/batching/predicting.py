@@ -199,10 +199,11 @@ class JoinTimes:
         for query, way in zip(aboard, ways, strict=True):
             self.all.add(query, way)
         self._bounds: dict[Route, int] = {}
+        # Who leaves before the boundary waits for nobody there.
+        ends = {way: there_ns + self.all.ns(way) for way in self.all.ways if way}
         for query, way in zip(aboard, ways, strict=True):
             bound = query.deadline_ns
-            # Who leaves before the boundary waits for nobody there.
-            if way and there_ns + self.all.ns(way) <= bound < self._bounds.get(way, bound + 1):
+            if way and ends[way] <= bound < self._bounds.get(way, bound + 1):
                 self._bounds[way] = bound
 
     def same_way(self, query: Query) -> bool:
