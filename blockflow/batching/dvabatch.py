@@ -312,10 +312,7 @@ class DvabatchPolicy(QueueingPolicy):
 
         def admit(total: int, query: Query) -> bool:
             under_way = active + total - rows if self._input else 0
-            if under_way > self._bs_max or not times.same_way(query):
-                return False
-            times.add(query)
-            return not times.makes_late()
+            return under_way <= self._bs_max and times.same_way(query) and times.admit(query)
 
         joining = self._room.pick(group, self._limit(route), admit, aboard)
         if not joining:

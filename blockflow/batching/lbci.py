@@ -291,11 +291,11 @@ class LbciPolicy(QueueingPolicy):
         # All are looked at: measured times may fall somewhere, so that more fit than fewer.
         for n, query in enumerate(same_way, start=1):
             oldest = min(oldest, query.ready_ns)
-            times.add(query)
+            in_time = times.admit(query)
             whole.add(query, route[:k] + times.from_there(query))
             end = times.end(times.all.latest())
             in_bound = self._within(whole) and end - oldest + done < self._t_opt
-            if in_bound and not times.makes_late():
+            if in_bound and in_time:
                 fits = n
         joining = same_way[:fits]
         batch.may_join = False

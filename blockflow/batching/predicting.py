@@ -210,10 +210,18 @@ class JoinTimes:
         """Whether ``query`` comes to where the batch waits, and through the same stages."""
         return self._known.route_of(query)[: len(self._to_there)] == self._to_there
 
-    def add(self, query: Query) -> None:
-        """``query``, which goes the same way, is among the newcomers."""
+    def admit(self, query: Query) -> bool:
+        """``query``, which goes the same way, is among the newcomers; whether nobody is late for it
+        who would be in time without it: neither aboard nor among the newcomers before it."""
+        way, bound = self.from_there(query), query.deadline_ns
         self._theirs.add(query, self._before)
-        self.all.add(query, self.from_there(query))
+        self.all.add(query, way)
+        caught_up = self._caught_up()
+        if self.all.late(self._bounds, caught_up):
+            return False
+        if bound < self._bounds.get(way, bound + 1) and caught_up + self.all.ns(way) <= bound:
+            self._bounds[way] = bound
+        return True
 
     def from_there(self, query: Query) -> Route:
         """The stages of ``query`` from where the batch waits on."""
@@ -237,10 +245,6 @@ class JoinTimes:
             last = at(costs.line(self._before[-1:], theirs.longest), theirs.rows)
             behind = max(behind, self._there_ns + last)
         return behind
-
-    def makes_late(self) -> bool:
-        """Whether somebody aboard who would be in time without newcomers is late with them."""
-        return self.all.late(self._bounds, self._caught_up())
 
 
 def in_time(now: int, known: Known, aboard: Iterable[Query] = ()) -> Admit:

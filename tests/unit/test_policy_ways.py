@@ -57,8 +57,29 @@ def test_who_leaves_before_the_newcomers_are_there_is_not_late_because_of_them()
 
     known = Known(costs, None, route, position, lanes=1)
     times = JoinTimes(known, STAGES, 1, aboard, 5 * MS, 10 * MS)
-    times.add(query(3, 5 * MS, ahead=(2, 3)))
-    assert not times.makes_late()
+    assert times.admit(query(3, 5 * MS, ahead=(2, 3)))
+
+
+JOINERS = [{"policy": "lbci", "t_opt_ms": 300}, {"policy": "dvabatch", "join": "always"}]
+
+
+@pytest.mark.parametrize("spec", JOINERS)
+@pytest.mark.parametrize(("due_ms", "joining"), [(34, (2, 3)), (40, (2,)), (46, (2, 3))])
+def test_newcomers_do_not_make_each_other_late(
+    spec: dict[str, object], due_ms: int, joining: tuple[int, ...]
+) -> None:
+    """A stage takes 5 ms and 5 for each row. With the one aboard the first newcomer is done at 35,
+    and at 45 if another one joins as well; by itself it would be late, too, if 35 is too late."""
+    times = profile({b: 5.0 + 5.0 * b for b in (1, 2, 4, 8)})
+    facts = {s: StageFacts(f"b{s}", 8, 1, times) for s in (1, 2)}
+    policy = create_policy(spec, (1, 2), facts)
+    policy.arrive(query(1, 0), 0)
+    assert policy.decide(0) == Run(1, (1,))
+    policy.done(1, (1,), 10 * MS)
+    policy.arrive(query(1, 0, stage=2, first=False), 10 * MS)
+    policy.arrive(query(2, 10 * MS, deadline_ms=due_ms - 10), 10 * MS)
+    policy.arrive(query(3, 10 * MS), 10 * MS)
+    assert policy.decide(10 * MS) == Run(1, joining)
 
 
 def test_nobody_joins_a_batch_that_a_younger_one_follows() -> None:
