@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import typer
 
 _TIMEOUT_S = 0.4
+_BREAKS = "@:="
+"""Where bash ends a word (``COMP_WORDBREAKS``), but names, addresses and options go on."""
+
+
+@contextmanager
+def asked_by_bash() -> Iterator[None]:
+    """A completion for bash sees words as they were typed, and answers with what bash replaces.
+
+    Of ``trunk@2`` bash makes ``trunk``, ``@``, ``2``; what it puts an answer in the place of begins
+    with the ``@``.
+    """
+    if os.environ.get("_BLOCKFLOW_COMPLETE") != "complete_bash":
+        yield
+        return
+    words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+    words, at = whole_words(words, at)
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(at)
+    broken = at < len(words) and "@" in words[at]
+    answers = StringIO()
+    try:
+        with redirect_stdout(answers):
+            yield
+    finally:
+        for answer in answers.getvalue().splitlines():
+            start = max(answer.find("@"), 0) if broken else 0
+            sys.stdout.write(f"{answer[start:]}\n")
+
+
+def whole_words(words: Sequence[str], at: int) -> tuple[list[str], int]:
+    """Put together again what bash has taken apart; ``at`` is the place of the word to complete.
+
+    No argument of a command is, or begins with, one of these signs alone.
+    """
+    whole: list[str] = []
+    place, glued = at, False
+    for i, word in enumerate(words):
+        sign = bool(word) and not word.strip(_BREAKS)
+        if whole and (sign or glued):
+            whole[-1] += word
+        else:
+            whole.append(word)
+        glued = sign
+        if i == at:
+            place = len(whole) - 1
+    return whole, place
 
 
 def complete_block(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -22,6 +22,7 @@ import typer
 from blockflow import __version__
 from blockflow.bench.interrupts import ENDING, interruptible
 from blockflow.cli import lazy
+from blockflow.cli.complete import asked_by_bash
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.lazy import LazyGroup
 from blockflow.cli.streams import (
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.get("COLUMNS") == "0":  # said where there is no terminal
         del os.environ["COLUMNS"]
     try:
-        with _listening(args):
+        with _listening(args), asked_by_bash():
             typer.main.get_command(app).main(args, prog_name="blockflow")
     except BlockFlowError as exc:
         return _report(exc, args)

@@ -17,7 +17,6 @@ import pytest
 from cli_rig import document
 from fake_rest import FakeRest
 
-from blockflow.cli.complete import names_in
 from blockflow.cli.exits import ExitCode, exit_code
 from blockflow.cli.main import COMMANDS, load, main
 from blockflow.control.commands import MAX_HZ
@@ -331,32 +330,6 @@ def test_a_defect_is_exit_status_1(
     monkeypatch.setattr(RestClient, "get", broken)
     for status, code in ((ExitCode.INTERNAL, "INTERNAL"), (ExitCode.FAILED, "NO_SPACE")):
         assert (main(["status", "--json"]), document(capsys)["error"]["code"]) == (status, code)
-
-
-def test_completion_names(rest: FakeRest, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setenv("_BLOCKFLOW_COMPLETE", "complete_bash")
-    for words, want in (
-        ("blockflow drain tr", {"trunk1", "trunk2"}),
-        ("blockflow infer d", {"digit"}),
-        ("blockflow bench --task d", {"digit"}),
-        ("blockflow dr", {"drain"}),
-    ):
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        assert main([]) == 0
-        assert set(capsys.readouterr().out.split()) == want
-    monkeypatch.setenv("BLOCKFLOW_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("COMP_WORDS", "blockflow drain tr")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    assert main([]) == 0
-    assert capsys.readouterr().out.split() == []
-
-
-def test_names_in_listings() -> None:
-    assert names_in({"tasks": [{"name": "b"}, {"name": "a"}, {}]}, "tasks") == ["a", "b"]
-    assert names_in({"tasks": {"x": 1}}, "tasks") == ["x"]
-    assert names_in(["q"], "tasks") == ["q"]
-    assert names_in(3, "tasks") == []
 
 
 INSTALLED = """
