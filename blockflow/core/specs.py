@@ -153,6 +153,12 @@ class BlockSpec(_Strict):
         stored = self.block or self.name
         if self.version is not None and "@" in stored:
             raise ValueError(f"{stored!r} has a version of its own beside {self.version!r}")
+        named, at, _ = self.name.partition("@")
+        if at and named == self.artifact.partition("@")[0] and self.name != self.artifact:
+            raise ValueError(
+                f"{self.name!r} would be {self.artifact!r}, not the version that it names: "
+                "leave 'block' out, or take another name"
+            )
         return self
 
     @property

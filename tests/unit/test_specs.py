@@ -48,6 +48,19 @@ def test_a_block_has_one_version() -> None:
     assert BlockSpec.model_validate({"name": "b", "block": "x"}).artifact == "x"
 
 
+@pytest.mark.parametrize(
+    "block", [{"block": "b"}, {"block": "b@2"}, {"block": "b", "version": "2"}]
+)
+def test_a_name_with_a_version_is_no_other_version(block: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="not the version that it names"):
+        BlockSpec.model_validate({"name": "b@1", **block})
+
+
+@pytest.mark.parametrize("block", [{}, {"block": "b@1"}, {"block": "b", "version": "1"}])
+def test_a_name_with_a_version_is_that_version(block: dict[str, str]) -> None:
+    assert BlockSpec.model_validate({"name": "b@1", **block}).artifact == "b@1"
+
+
 def test_what_policies_hear_of_a_task() -> None:
     asked = {"weight": 2.0, "priority": 3, "max_batch_rows": 4}
     assert TaskSpec.model_validate({**TASK, **asked, "max_inflight_rows": 5}).share() == asked
