@@ -12,6 +12,7 @@ from fake_dispatcher import FakeDispatcher
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.main import main
+from blockflow.core.model import TensorSpec
 
 
 @pytest.fixture
@@ -61,6 +62,26 @@ def test_infer_bfloat16_file(
     result = document(capsys)["results"]["echo"]
     assert (result["dtype"], result["values"]) == ("bfloat16", [[1.0] * 4])
     assert dispatcher.requests[0].tensor.dtype == "bfloat16"
+
+
+def test_infer_takes_the_bfloat16_that_it_has_saved(
+    dispatcher: FakeDispatcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = str(tmp_path / "b.npy")
+    with monkeypatch.context() as m:
+        m.setattr("fake_dispatcher.SPEC", TensorSpec("bfloat16", ("rows", 4)))
+        assert main(["infer", "echo", "--random", "-o", file]) == 0
+        assert np.load(file).dtype == "uint16"
+        capsys.readouterr()
+        assert main(["infer", "echo", "-i", file, "--json"]) == 0
+    assert document(capsys)["results"]["echo"]["dtype"] == "bfloat16"
+    sent, again = (r.tensor for r in dispatcher.requests)
+    assert sent == again
+    assert main(["infer", "echo", "-i", file]) == 2  # a task of float32
+    assert "uint16 cannot travel" in capsys.readouterr().err
 
 
 def test_infer_values_are_json_even_if_not_finite(
