@@ -31,6 +31,8 @@ URL_VARIABLE = "BLOCKFLOW_URL"
 CA_VARIABLE = "BLOCKFLOW_CA_FILE"
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
+_PATH_SIGNS = "/%!$&'()*+,;=:@"
+"""That stand in a URL's path for themselves (RFC 3986), beside letters, digits and ``-._~``."""
 _BROKEN_OFF = (ConnectionError, http.client.IncompleteRead, ssl.SSLEOFError)
 """Of a peer that took a request. What says something else than HTTP is another matter."""
 
@@ -67,6 +69,8 @@ class RestClient:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port
             (host or "").encode("idna")  # as a connection does
+            if quote(parts.path, safe=_PATH_SIGNS) != parts.path:
+                raise ValueError  # it cannot be sent as it is
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host:

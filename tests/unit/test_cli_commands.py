@@ -188,7 +188,11 @@ def test_an_answer_that_does_not_come_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "https://", "http://", "http://a:b", "ftp://x:1", "http://a..b:1"]
+    "url",
+    [
+        *("nonsense", "https://", "http://", "http://a:b", "ftp://x:1", "http://a..b:1"),
+        *("http://127.0.0.1:1/ä", "http://127.0.0.1:1/a b"),
+    ],
 )
 def test_bad_urls(url: str) -> None:
     assert main(["status", "--url", url]) == ExitCode.BAD_INPUT
