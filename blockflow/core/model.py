@@ -75,8 +75,8 @@ class TensorSpec:
                 raise ValueError(f"a dim is an integer or a name, not {d!r}")
             if isinstance(d, int) and not 1 <= d <= limits.MAX_DIM:
                 raise ValueError(f"dim {d} is outside 1..{limits.MAX_DIM}")
-            if is_formula(d) and ROWS in names_in(d):
-                raise ValueError(f"dim {d!r} depends on the rows")
+            if ROWS in names_in(d):
+                raise ValueError(f"dim {d!r} depends on the rows, as dim 0 alone may")
         for name, (lo, hi) in self.ranges.items():
             if name not in (ROWS, *self.dynamic):
                 raise ValueError(f"range for {name!r}, which is not a dim")

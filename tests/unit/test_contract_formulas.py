@@ -78,6 +78,7 @@ def test_contracts_that_cannot_be(taken: TensorSpec, out: TensorSpec, words: str
 @pytest.mark.parametrize(
     ("dim", "words"),
     [
+        ("rows", "depends on the rows"),
         ("rows*2", "depends on the rows"),
         ("length//", "is no dim"),
         ("seq-", "is no dim"),

@@ -126,7 +126,6 @@ def test_sizes_in_bytes() -> None:
         (SQUARE, TensorSpec("float32", ("rows", 4, 4)), ""),
         (SQUARE, TensorSpec("float32", ("rows", "a", "b")), "dim 2: b into n, which is a"),
         (SQUARE, TensorSpec("float32", ("rows", 3, 4)), "dim 2: 4 into n, which is 3"),
-        (TensorSpec("float32", ("rows", "rows")), TensorSpec("float32", ("rows", "a")), "dim 1"),
         (IMAGE, TensorSpec("float64", ("rows", 3, 8, 8)), "dtype"),
         (IMAGE, TensorSpec("float32", ("rows", 3)), "rank"),
     ],
