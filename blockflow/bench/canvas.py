@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockflow.core.errors import make_error
-from blockflow.core.extras import how_to_install
+from blockflow.engine.extras import how_to_install
 
 PALETTE = ("#17779b", "#5a4a78", "#6a994e", "#f2b134", "#e4572e", "#bdbdbd", "#7f7f7f")
 """Colours of what is told apart by its order."""

@@ -12,10 +12,10 @@ from importlib import import_module
 
 from blockflow.core.engines import AUTO, ENGINES, Selection, select
 from blockflow.core.errors import BlockError, BlockFlowError, SystemError_
-from blockflow.core.extras import how_to_install
 from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.extras import how_to_install
 from blockflow.engine.frameworks import installed, openvino_lacks
 
 CLASSES: Mapping[str, str] = {

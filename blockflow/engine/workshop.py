@@ -25,12 +25,12 @@ from torch import Tensor
 from blockflow.core.caches import private_compiler_cache
 from blockflow.core.engines import AS_IT_IS, ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
-from blockflow.core.extras import how_to_install
 from blockflow.core.inplace import exported_may_write
 from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
 from blockflow.core.scarcity import no_room
 from blockflow.engine.archive import refuse_code
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.extras import how_to_install
 from blockflow.engine.frameworks import installed, onnxruntime
 from blockflow.engine.indices import INDICES, Span, indices_of, span_within, to_text
 from blockflow.engine.integers import INTEGERS, integers_held

@@ -343,7 +343,7 @@ def test_a_missing_exporter_is_named(
     monkeypatch.setattr("blockflow.engine.workshop._read", lambda _: import_module(absent))
     with pytest.raises(BlockFlowError) as e:
         EngineWorkshop().make("onnx", repository.info("b"), tmp_path, (), tmp_path / "x")
-    assert (e.value.code == "MISSING_EXTRA") is ("script" in e.value.hint) is (" " not in absent)
+    assert (e.value.code == "MISSING_EXTRA") is ("pip" in e.value.hint) is (" " not in absent)
 
 
 def test_what_cannot_be_read_is_the_exports_error(

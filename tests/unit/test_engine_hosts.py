@@ -15,10 +15,10 @@ from torch import nn
 from blockflow.control.engines import engine_check, lost_artifact
 from blockflow.core.engines import misfits, select
 from blockflow.core.errors import BlockError, SystemError_
-from blockflow.core.extras import how_to_install
 from blockflow.core.specs import BlockSpec
 from blockflow.engine import registry
 from blockflow.engine.base import EngineOptions
+from blockflow.engine.extras import how_to_install
 from blockflow.engine.registry import create_engine, host_misfit
 from blockflow.engine.torch_engine import TorchEngine
 from blockflow.repository.echo import save_echo

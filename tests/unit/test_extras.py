@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blockflow.core.extras import EXTRAS, how_to_install
+from blockflow.engine.extras import EXTRAS, how_to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -257,20 +257,6 @@ def test_who_ends_well_in_spite_of_it_has_ended_well(monkeypatch: pytest.MonkeyP
     assert cli(["convert", "one", "--to", "onnx"]) == 0
 
 
-def test_a_system_handles_signals_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its process has ended: what they mean to it must not change before."""
-    own = [lambda *_: None for _ in SIGNALS]
-
-    def run(_: object) -> int:
-        for number, handler in zip(SIGNALS, own, strict=True):
-            signal.signal(number, handler)
-        return 0
-
-    monkeypatch.setattr("blockflow.control.guardian.Guardian.run", run)
-    assert cli(["up"]) == 0
-    assert handlers() == own
-
-
 def test_a_command_may_run_in_any_thread(capsys: pytest.CaptureFixture[str]) -> None:
     """Where no handlers can be set."""
     with ThreadPoolExecutor(1) as pool:

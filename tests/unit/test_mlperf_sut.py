@@ -31,7 +31,7 @@ from blockflow.bench.mlperf.tally import GIVE_UP_AFTER, Counts, Tally
 from blockflow.bench.mlperf.verdict import judge
 from blockflow.cli.main import main
 from blockflow.core.errors import BlockFlowError, make_error
-from blockflow.core.extras import how_to_install
+from blockflow.engine.extras import how_to_install
 
 FREE = {"a": Target(0.9)}
 LOG = DetailLog({"result_validity": "VALID", "num_errors": 0})

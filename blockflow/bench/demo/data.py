@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockflow.core.errors import make_error
-from blockflow.core.extras import how_to_install
+from blockflow.engine.extras import how_to_install
 
 HELD_OUT = 360
 """Images kept from training: a fifth of the 1,797."""

@@ -43,7 +43,7 @@ from blockflow.bench.mlperf.tally import Counts
 from blockflow.bench.mlperf.verdict import judge
 from blockflow.client.collector import BlockMeans
 from blockflow.core.errors import BlockFlowError, make_error
-from blockflow.core.extras import how_to_install
+from blockflow.engine.extras import how_to_install
 
 START_S = 60.0
 """LoadGen's process imports, reads its data and prepares its queries before the first one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from blockflow.control.store import CORRUPT_HINT
 from blockflow.core.engines import ENGINES
-from blockflow.core.extras import how_to_install
+from blockflow.engine.extras import how_to_install
 from blockflow.monitor.doctor.facts import GIB, MIB, Facts, Finding, Level
 from blockflow.tensormq.janitor import MAX_ROOT_BYTES
 
