@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,8 @@ class Stage:
 def children(pid: int | None) -> set[int]:
     out: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
-        out |= {int(p) for p in Path(f"/proc/{pid}/task/{task}/children").read_text().split()}
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            out |= {int(p) for p in Path(f"/proc/{pid}/task/{task}/children").read_text().split()}
     return out
 
 

@@ -344,18 +344,20 @@ def test_nothing_has_leaked(stage: Stage) -> None:
     """The last of this module: judges all that went before.
 
     Connections and mappings are kept once they are made, and a broken one is opened again when it
-    is needed. So descriptors are judged by rounds: what leaks grows with every one of them.
+    is needed; and whoever has something to log has a thread for that from then on. So descriptors
+    and threads are judged by rounds: what leaks grows with every one of them.
     """
     again(stage)
     left: list[tuple[Any, Any]] = []
+    grow = ("descriptors", "threads")
 
     def clean() -> bool:
         now = stage.holdings()
-        left[:] = [(now["descriptors"], settled), (now, {**stage.before, "descriptors": {}})]
+        left[:] = [(now, {**stage.before, **{name: settled[name] for name in grow}})]
         return all(no_more(a, b) for a, b in left)
 
     for _ in range(ROUNDS_OF_ALL):
-        settled = stage.holdings()["descriptors"]
+        settled = stage.holdings()
         again(stage)
         wait_until(lambda: stage.extra("dispatcher")["inflight"] == 0, "requests are in flight")
         wait_until(lambda: not any(stage.slots_used().values()), "slots are in use")

@@ -146,7 +146,7 @@ def test_what_cannot_be_read_just_once_costs_no_block_its_place_or_policy(
     monkeypatch.setattr(ProfileShelf, "with_costs", lambda _, topology: topology)
     monkeypatch.setattr(os, "open", fail_once)
     it.begin()
-    assert it._thread is not None and deployed == []
+    assert it._thread is not None
     it._thread.join(60)
     (topology,) = deployed
     assert topology.blocks["b"].batching.model_dump() == lbci and len(it.pauses) == 1
