@@ -8,7 +8,6 @@ soon as something is taken again.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import select
@@ -20,6 +19,8 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
+from blockflow.launch.stream import LogStream, lost_lines
+
 PATIENCE_S = 0.5
 """A reader that is only slow gets that; whose pipe is full after it, no more until it is not."""
 
@@ -30,7 +31,7 @@ _CHUNK = select.PIPE_BUF
 """A pipe that says it can be written to has room for so much."""
 
 
-class Outlet(io.TextIOBase):
+class Outlet(LogStream):
     """Text that is written at once, or lost.
 
     The descriptor itself stays as it is: whether writes to it wait is a flag that it shares with
@@ -43,7 +44,7 @@ class Outlet(io.TextIOBase):
     """
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        super().__init__(number)
         self._socket: socket.socket | None = None
         self._own: int | None = None
         with suppress(OSError):
@@ -58,22 +59,8 @@ class Outlet(io.TextIOBase):
         self._lost = 0
         self._amid = False  # the last line that was taken has no end
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
-
-    def fileno(self) -> int:
-        return self._number
-
     def isatty(self) -> bool:
         return os.isatty(self._number)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         """Raises OSError where it was closed at the other end."""
@@ -89,13 +76,12 @@ class Outlet(io.TextIOBase):
         that would have had no room but for this."""
         if not self._lost:
             return ""
-        lines = "a line is" if self._lost == 1 else f"{self._lost} lines are"
         start = "\n" if self._amid else ""
-        return f"{start}blockflow: {lines} lost here: nobody has read this output\n"
+        return start + lost_lines(self._lost, "nobody has read this output")
 
     def _put(self, text: str) -> bool:
         """False: some of it was not taken."""
-        data = memoryview(text.encode(self.encoding, self.errors))
+        data = self._bytes(text)
         while data:
             sent = self._send(data[:_CHUNK])
             if sent:

@@ -10,11 +10,12 @@ only, and once: while a line is late, nobody waits.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections import deque
 from contextlib import suppress
+
+from blockflow.launch.stream import LogStream, lost_lines
 
 PATIENCE_S = 0.05
 """Half of what a reply may be late. A line takes microseconds, where the disk answers."""
@@ -26,7 +27,7 @@ MOST = 1000
 """So many pieces of text wait for the disk; what comes then is lost, and how much is written."""
 
 
-class Scribe(io.TextIOBase):
+class Scribe(LogStream):
     """Text that is written at once, or as soon as that can be done.
 
     Args:
@@ -35,27 +36,13 @@ class Scribe(io.TextIOBase):
     """
 
     def __init__(self, number: int, patience_s: float = PATIENCE_S) -> None:
-        self._number = number
+        super().__init__(number)
         self._patience_s = patience_s
         self._texts: deque[str] = deque()
         self._lost = 0
         self._late = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
-
-    def fileno(self) -> int:
-        return self._number
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         """What the disk refuses is lost without a word: there is no other place for it."""
@@ -100,15 +87,14 @@ class Scribe(io.TextIOBase):
                 for _ in range(count):  # until now they counted: what waits is bounded
                     self._texts.popleft()
                 if self._lost:
-                    lines = "a line is" if self._lost == 1 else f"{self._lost} lines are"
-                    self._texts.append(f"blockflow: {lines} lost here: the disk did not answer\n")
+                    self._texts.append(lost_lines(self._lost, "the disk did not answer"))
                     self._lost = 0
                 if not self._texts:
                     self._late = False
                     self._changed.notify_all()
 
     def _put(self, text: str) -> None:
-        data = memoryview(text.encode(self.encoding, self.errors))
+        data = self._bytes(text)
         with suppress(OSError):
             while data:
                 data = data[os.write(self._number, data) :]
