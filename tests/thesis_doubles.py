@@ -19,6 +19,7 @@ from thesis_rig import CHAIN, silent
 
 from blockflow.bench.closing import Closing
 from blockflow.bench.in_process import Chain
+from blockflow.bench.sampler import Memory
 from blockflow.bench.thesis import (
     energy,
     memory_measure,
@@ -29,7 +30,6 @@ from blockflow.bench.thesis import (
 )
 from blockflow.bench.thesis.devices_model import CORES, Places
 from blockflow.bench.thesis.experiment import Context, Experiment, Settings, Workshop
-from blockflow.bench.thesis.util_watch import Memory
 from blockflow.client.collector import OK, Record
 from blockflow.client.result import BlockTiming
 from blockflow.core.errors import BlockFlowError, make_error

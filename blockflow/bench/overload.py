@@ -27,7 +27,7 @@ from blockflow.bench.own_system import own_settings
 from blockflow.bench.reliability.promise import missed
 from blockflow.bench.reliability.promises import OVERLOAD, PROMISES
 from blockflow.bench.results import ResultFile, figure_table, make_command
-from blockflow.bench.thesis.util_watch import Sampler
+from blockflow.bench.sampler import Sampler
 from blockflow.control.system import System
 from blockflow.repository.echo import save_echo
 from blockflow.repository.repository import BlockRepository

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from thesis_rig import HANDLES, TENSORS
 
+from blockflow.bench.sampler import Sampler
 from blockflow.bench.thesis import energy_source, util
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.energy_figures import ABOVE, ENERGY, IDLE, Energy
@@ -38,7 +39,6 @@ from blockflow.bench.thesis.util_figures import (
 )
 from blockflow.bench.thesis.util_figures import MACHINE as WHOLE
 from blockflow.bench.thesis.util_figures import Visit as CpuVisit
-from blockflow.bench.thesis.util_watch import Sampler
 
 # --- figure 4.6 ----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockflow.bench.batching.plan import PER_TASK
+from blockflow.bench.sampler import cpu_seconds
 from blockflow.bench.statistics import percentile
-from blockflow.bench.thesis.util_watch import cpu_seconds
 
 WORKER, DISPATCHER, CLIENT = "the worker", "the Dispatcher", "the client"
 

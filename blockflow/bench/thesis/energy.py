@@ -11,6 +11,7 @@ import time
 from functools import partial
 
 from blockflow.bench.in_process import Chain
+from blockflow.bench.sampler import Sampler
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.energy_figures import Energy, Visit
 from blockflow.bench.thesis.energy_source import EnergySource, find_source
@@ -32,7 +33,6 @@ from blockflow.bench.thesis.served import (
     task_of,
     warm,
 )
-from blockflow.bench.thesis.util_watch import Sampler
 from blockflow.bench.turns import balanced
 from blockflow.client import Client
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from blockflow.bench.sampler import Sampler, memory_of
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.growth_figures import Growth, Look, Way, settled
@@ -27,7 +28,6 @@ from blockflow.bench.thesis.served import (
     warm,
 )
 from blockflow.bench.thesis.util_figures import DISPATCHER
-from blockflow.bench.thesis.util_watch import Sampler, memory_of
 from blockflow.bench.turns import crossed
 from blockflow.client import Client
 from blockflow.control.system import System

@@ -18,6 +18,7 @@ import numpy as np
 from blockflow.bench.canvas import new_page
 from blockflow.bench.grid import bounds, digits
 from blockflow.bench.results import Figure, interval_figure
+from blockflow.bench.sampler import Sampler, memory_of
 from blockflow.bench.statistics import Interval, median_interval
 from blockflow.bench.thesis.beside import beside_grid, known, quoted, thesis
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot, skip
@@ -36,7 +37,6 @@ from blockflow.bench.thesis.served import (
     task_of,
     warm,
 )
-from blockflow.bench.thesis.util_watch import Sampler, memory_of
 from blockflow.client import Client
 from blockflow.control.system import System
 

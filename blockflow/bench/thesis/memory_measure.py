@@ -16,9 +16,9 @@ import psutil
 
 from blockflow.bench.contenders import Model
 from blockflow.bench.in_process import Chain, example
+from blockflow.bench.sampler import memory_of
 from blockflow.bench.statistics import percentile
 from blockflow.bench.thesis.memory_model import NOTHING, PROCESSES, Blocks, Occupancy
-from blockflow.bench.thesis.util_watch import memory_of
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.control.system import System

@@ -13,6 +13,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from blockflow.bench.sampler import Sampler, cpu_seconds
 from blockflow.bench.thesis.beside import beside_grid
 from blockflow.bench.thesis.experiment import CPU, Context, Data, Experiment, Findings, Plot
 from blockflow.bench.thesis.served import (
@@ -26,7 +27,6 @@ from blockflow.bench.thesis.served import (
     warm,
 )
 from blockflow.bench.thesis.util_figures import DISPATCHER, Utilisation, Visit
-from blockflow.bench.thesis.util_watch import Sampler, cpu_seconds
 from blockflow.bench.turns import in_turn
 from blockflow.client import Client
 from blockflow.launch.gpu_kpi import GpuProbe
