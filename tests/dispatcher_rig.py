@@ -19,6 +19,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import RouteTable, StageRoute, TaskRoute
+from blockflow.dispatcher.cpu_latency import CpuLatency
 from blockflow.dispatcher.server import DispatcherServer
 from blockflow.tensormq.agent import Mailbox
 from blockflow.tensormq.arena import Arena
@@ -269,13 +270,16 @@ class RawClient:
 class Rig:
     """Dispatcher thread, workers, clients, and the Controller's voice."""
 
-    def __init__(self, run_dir: Path, **changes: Any) -> None:
+    def __init__(
+        self, run_dir: Path, cpu_latency: CpuLatency | None = None, **changes: Any
+    ) -> None:
         self.run_dir = run_dir
         self.context = new_context()
         self.mailbox: Mailbox[Any] = Mailbox()
         self.told: list[ControlMessage] = []
         self.launch = launch_spec(run_dir, **changes)
-        self.server = DispatcherServer(self.launch, self.context, self.mailbox, self.told.append)
+        speak = self.mailbox, self.told.append
+        self.server = DispatcherServer(self.launch, self.context, *speak, cpu_latency=cpu_latency)
         self.exchange = self.server.exchange
         self.workers: list[FakeWorker] = []
         self.clients: list[RawClient] = []

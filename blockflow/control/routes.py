@@ -66,6 +66,7 @@ def _task_route(topology: Topology, name: str, share: int) -> TaskRoute:
         max_inflight_rows=spec.max_inflight_rows,
         canary=_canary(spec),
         batch_rows=batch_rows(topology, name),
+        cpu_latency_us=spec.cpu_latency_us,
     )
 
 

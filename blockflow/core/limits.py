@@ -63,6 +63,9 @@ MAX_GRANTED_BYTES = 4 * 1024 * 1024 * 1024
 DEFAULT_DEADLINE_MS = 10_000
 MAX_DEADLINE_MS = 60_000
 
+MAX_CPU_LATENCY_US = 10_000
+"""No core sleeps so deeply that it takes longer to wake."""
+
 DEFAULT_MAX_ROWS = 32
 """Rows that one request may bring unless the topology says otherwise; sizes the arenas."""
 

@@ -199,7 +199,8 @@ class TaskRoute:
     ``contract`` is the input of the first block and the output of the last one; ``share`` an index
     into :attr:`RouteTable.shares`; ``max_inflight_rows`` bounds what of this task may be under way
     at once (0 = no bound); ``batch_rows`` are those of the largest batch that a block on the way
-    forms.
+    forms; ``cpu_latency_us`` bounds how long an idle core takes to wake meanwhile (None = it does
+    not).
     """
 
     name: str
@@ -212,6 +213,7 @@ class TaskRoute:
     max_inflight_rows: int = 0
     canary: CanaryRoute | None = None
     batch_rows: int = 1
+    cpu_latency_us: int | None = None
 
     def to_dict(self, contract: int | None = None) -> dict[str, Any]:
         """``contract``: what stands for it (:meth:`RouteTable.to_dict`); None: all of it."""
@@ -226,13 +228,14 @@ class TaskRoute:
             "share": self.share,
             "max_inflight_rows": self.max_inflight_rows,
             "batch_rows": self.batch_rows,
+            "cpu_latency_us": self.cpu_latency_us,
         }
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], contract: Contract | None = None) -> TaskRoute:
         """Inverse of :meth:`to_dict`. Raises ValueError on nonsense."""
         try:
-            canary = d.get("canary")
+            canary, latency = d.get("canary"), d.get("cpu_latency_us")
             route = cls(
                 str(d["name"]),
                 tuple(str(b) for b in d["path"]),
@@ -244,6 +247,7 @@ class TaskRoute:
                 int(d["max_inflight_rows"]),
                 None if canary is None else CanaryRoute.from_dict(canary),
                 int(d["batch_rows"]),
+                None if latency is None else int(latency),
             )
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
             raise ValueError(f"not a task: {type(e).__name__}: {e}") from e

@@ -195,7 +195,8 @@ class TaskSpec(_Strict):
     While several tasks of one ``priority`` wait at a block, their rows run in proportion to
     ``weight``; a higher priority runs first. ``max_batch_rows`` bounds the task's rows in a batch,
     ``max_inflight_rows`` those in the whole system (0 = no bound). ``canary`` sends a share of its
-    requests another way.
+    requests another way. ``cpu_latency_us`` keeps idle cores from deep sleep while its requests are
+    in flight (:mod:`blockflow.dispatcher.wakefulness`).
     """
 
     path: Annotated[
@@ -225,6 +226,13 @@ class TaskSpec(_Strict):
         int,
         Field(ge=0, le=limits.MAX_ROWS, description="rows of it under way at once; 0 = no bound"),
     ] = 0
+    cpu_latency_us: Annotated[
+        Annotated[int, Field(ge=0, le=limits.MAX_CPU_LATENCY_US)] | None,
+        Field(
+            description="while its requests are in flight, a core that idles wakes within so many "
+            "microseconds; 0 = it does not sleep; null = as the system has it"
+        ),
+    ] = None
 
     @property
     def paths(self) -> list[list[str]]:

@@ -37,6 +37,7 @@ from blockflow.dispatcher.returns import Returns, own_failure
 from blockflow.dispatcher.stats import DispatcherStats
 from blockflow.dispatcher.tensors import Outgoing, TensorDesk
 from blockflow.dispatcher.validate import check_contract, check_names
+from blockflow.dispatcher.wakefulness import Wakefulness
 from blockflow.dispatcher.withdraw import Withdrawals
 from blockflow.tensormq.push import PushCache, Unsent
 from blockflow.wire import client as wire
@@ -62,6 +63,7 @@ class Exchange:
         admission: who may enter.
         memory: of replies that their clients may ask for again.
         withdrawals: of requests that nobody waits for any more.
+        wakefulness: what the requests in flight ask of idle cores.
         closed_because: reason for which nothing new is admitted ('' = open).
     """
 
@@ -87,6 +89,7 @@ class Exchange:
         self.table = InFlightTable(incarnation, self.planner, RetryBudget(admission.max_inflight))
         self.memory = memory
         self.withdrawals = Withdrawals(incarnation, push)
+        self.wakefulness = Wakefulness()
         self.stats = DispatcherStats()
         self._results = Returns(desk, self.table, self.stats, self.carry_out, self.defect)
         descriptions = Descriptions(admission.bounds)
@@ -176,6 +179,7 @@ class Exchange:
             again=request.tries > 1,
         )
         self.admission.enter(entry.ticket, client, request.tasks, budget_ns, received)
+        self.wakefulness.enter(entry.ticket, tasks)
         self.stats.admitted(request.tasks, entry.rows)
         return entry
 
@@ -281,6 +285,11 @@ class Exchange:
             _LOG.warning("incarnation %d died at ticket %s: request %s of client %s", *words)
         self.carry_out(self.table.peer_gone(death, self._clock()))
 
+    def next_due(self) -> int | None:
+        """When something is due although nothing happens: then call :meth:`tick`."""
+        deadline, sleep = self.table.next_deadline(), self.wakefulness.next_due()
+        return sleep if deadline is None or (sleep is not None and sleep < deadline) else deadline
+
     def tick(self) -> None:
         """Answer what is due, try again what clients did not take."""
         now = self._clock()
@@ -323,7 +332,9 @@ class Exchange:
             try:
                 self._desk.release(entry.retained)
             finally:
-                self.admission.leave(entry.ticket, self._clock())
+                now = self._clock()
+                self.admission.leave(entry.ticket, now)
+                self.wakefulness.leave(entry.ticket, now)
                 self.withdrawals.ended(entry)
         elif isinstance(what, SendAgain):
             if what.entry in self.table:  # its client may have been found to be gone

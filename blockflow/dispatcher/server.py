@@ -17,6 +17,7 @@ from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.core.routing import RouteTable
 from blockflow.dispatcher.admission import Admission
 from blockflow.dispatcher.clients import ClientPort
+from blockflow.dispatcher.cpu_latency import CpuLatency
 from blockflow.dispatcher.exchange import Exchange
 from blockflow.dispatcher.grants import GrantDesk
 from blockflow.dispatcher.heap import is_large
@@ -71,8 +72,6 @@ _RETURN_FRAMES = 2
 
 _INLINE_BYTES = 1 << 30
 
-State = str
-
 
 class DispatcherServer:
     """One thread's work: requests, results, routes.
@@ -84,6 +83,7 @@ class DispatcherServer:
         tell: sends a message to the Controller, from any thread.
         clock: monotonic nanoseconds.
         heard: is told each Ping that this loop has seen: it is alive.
+        cpu_latency: None: of this machine.
 
     Raises:
         BlockFlowError: PORT_IN_USE, NO_SPACE, INVALID_REQUEST; nothing is left behind then.
@@ -102,6 +102,7 @@ class DispatcherServer:
         tell: Callable[[ControlMessage], None],
         clock: Callable[[], int] = time.monotonic_ns,
         heard: Callable[[int], None] = lambda seq: None,
+        cpu_latency: CpuLatency | None = None,
     ) -> None:
         self._launch = launch
         self._incarnation = launch.incarnation
@@ -109,11 +110,12 @@ class DispatcherServer:
         self._tell = tell
         self._clock = clock
         self._heard = heard
+        self._cpu_latency = cpu_latency or CpuLatency()
         self._poller = zmq.Poller()
         self._hosts: dict[int, str] = {}
         self._drained = 0
         self._empty_due = False
-        self.state: State = "running"
+        self.state = "running"
         run_dir = Path(launch.run_dir)
         keeper = Gatekeeper(context)
         link = LinkGuard(keeper, run_dir)
@@ -208,6 +210,7 @@ class DispatcherServer:
         guarded("connections", self._clients.look, now, self._held_bytes)
         guarded("grants", self._grants.tick, now)
         guarded("its memory", self._desk.ebb, now)  # a heartbeat comes whatever happens
+        self._cpu_latency.hold(self.exchange.wakefulness.wanted_us(now))
         self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
@@ -226,10 +229,11 @@ class DispatcherServer:
         self._clients.close()
         self._grants.close()
         self._desk.close()
+        self._cpu_latency.close()
         remove_files(self._launch)
 
     def _timeout_ms(self) -> int:
-        dues = [self.exchange.table.next_deadline(), self._grants.next_due(), self._opens_ns]
+        dues = [self.exchange.next_due(), self._grants.next_due(), self._opens_ns]
         due = min([d for d in dues if d is not None], default=None)
         look = self._clients.next_look_ms()
         if due is None:
@@ -315,6 +319,7 @@ class DispatcherServer:
             return
         self._desk.set_devices({r.incarnation: r.device for r in table.stages.values()})
         self.exchange.publish(table)
+        self._cpu_latency.retry()
         for route in table.stages.values():
             self._hosts[route.incarnation] = route.endpoint
         self._tell(RoutesApplied(self._incarnation, table.version))
@@ -369,6 +374,7 @@ class DispatcherServer:
             "withdrawn": exchange.withdrawals.sent,
             "legs": self._desk.legs.to_dict(),
             "grants": self._grants.gauges(),
+            "cpu_latency": self._cpu_latency.gauges(),
             "epoch": exchange.planner.epoch,
             "version": exchange.planner.version,
         }

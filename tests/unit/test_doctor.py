@@ -46,6 +46,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"memfd": False}, "platform", Level.ERROR, "memfd_create"),
     ({"counted": False}, "platform", Level.WARNING, "does not count"),
     ({"uid": 0}, "platform", Level.WARNING, "root"),
+    ({"cpu_latency": "/dev/x: permission denied"}, "idle cores", Level.NOTE, "/dev/x: permission"),
     ({"zmq": (4, 3, 2)}, "libzmq", Level.ERROR, "4.3.2"),
     ({"curve": False}, "libzmq", Level.ERROR, "CURVE"),
     ({"packages": {}}, "engines", Level.ERROR, "torch"),

@@ -83,6 +83,7 @@ def test_a_task_is_published_as_the_topology_has_it(world: World) -> None:
         "max_rows": 5,
         "check_finite": False,
         "max_inflight_rows": 9,
+        "cpu_latency_us": 2,
     }
     world.apply(["a", "b", "c"], {"t": task}, mode="zeromq")
     table = latest(world)
@@ -90,4 +91,5 @@ def test_a_task_is_published_as_the_topology_has_it(world: World) -> None:
     assert (route.path, route.canary) == (("a", "b"), CanaryRoute(("a", "c"), 0.25))
     assert (route.deadline_ms, route.max_rows) == (700, 5)
     assert (route.check_finite, route.max_inflight_rows) == (False, 9)
+    assert route.cpu_latency_us == 2
     assert {r.mode for r in table.stages.values()} == {"zeromq"}

@@ -115,7 +115,7 @@ def whole_table() -> RouteTable:
         3,
         9,
         {1: StageRoute(1, "b", "b#0", 11, "ipc://x", "tensormq", "cuda:0", False, 16)},
-        {"t": TaskRoute("t", ("b",), CONTRACT, 8, 500, False, 1, 64, canary, 4)},
+        {"t": TaskRoute("t", ("b",), CONTRACT, 8, 500, False, 1, 64, canary, 4, 20)},
         ({}, {"priority": 1}),
         {"c": "it was given up"},
     )

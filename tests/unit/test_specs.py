@@ -27,6 +27,7 @@ TASK: dict[str, Any] = {"path": ["b"]}
         (TaskSpec, TASK, "priority", 0, 9),
         (TaskSpec, TASK, "max_batch_rows", 0, 65_536),
         (TaskSpec, TASK, "max_inflight_rows", 0, 65_536),
+        (TaskSpec, TASK, "cpu_latency_us", 0, 10_000),
     ],
 )
 def test_numbers_have_bounds(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from blockflow.control.store import CORRUPT_HINT
 from blockflow.core.engines import ENGINES
+from blockflow.dispatcher.cpu_latency import DEVICE
 from blockflow.engine.extras import how_to_install
+from blockflow.monitor.doctor.block_checks import profiles, repository
 from blockflow.monitor.doctor.facts import GIB, MIB, Facts, Finding, Level
 from blockflow.tensormq.janitor import MAX_ROOT_BYTES
 
@@ -34,7 +36,6 @@ LEAST_DISK = MIB
 LEAST_INODES = 64
 """A system makes two dozen files in shared memory, and some more for each worker."""
 _MORE_DISK = "free some space, or choose another --state-dir"
-_SHOWN = 5
 SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
 
 Check = Callable[[Facts], Iterator[Finding]]
@@ -207,6 +208,18 @@ def processors(f: Facts) -> Iterator[Finding]:
         yield Finding(name, Level.OK, f"{f.cores} of {f.cpus}")
 
 
+def idle_cores(f: Facts) -> Iterator[Finding]:
+    if f.cpu_latency:
+        yield Finding(
+            "idle cores",
+            Level.NOTE,
+            f"a task's cpu_latency_us has no effect ({f.cpu_latency}): idle cores sleep as usual",
+            f"let this user write to {DEVICE} (a udev rule), where hops shall be quick",
+        )
+    else:
+        yield Finding("idle cores", Level.OK, "tasks may keep them awake (cpu_latency_us)")
+
+
 def memory(f: Facts) -> Iterator[Finding]:
     limit = f.memory_limit or f.memory
     if limit < GIB:
@@ -317,50 +330,6 @@ def keys(f: Facts) -> Iterator[Finding]:
         yield Finding("keys", Level.ERROR, f"the keys cannot be used: {f.keys}", remedy)
 
 
-# --- blocks ---------------------------------------------------------------------------------------
-
-
-def repository(f: Facts) -> Iterator[Finding]:
-    name, folder = "repository", f.repository
-    if not folder.exists:
-        remedy = "export blocks into it (blockflow export), or name another one: --repository"
-        yield Finding(name, Level.WARNING, f"there is no folder {folder.path}", remedy)
-        return
-    if folder.mode & 0o002:
-        text = f"anybody can write to {folder.path}, and blocks are code that is run"
-        yield Finding(name, Level.ERROR, text, f"chmod o-w {folder.path}")
-    if folder.loose:
-        text = f"anybody can write to {_some(folder.loose)}, and blocks are code that is run"
-        yield Finding(name, Level.ERROR, text, f"chmod -R o-w {folder.path}")
-    if folder.foreign:
-        text = f"{_some(folder.foreign)}: another user's, who decides what code is run"
-        remedy = f"chown -R it to this user or to root: {folder.path}"
-        yield Finding(name, Level.WARNING, text, remedy)
-    bad = [b for b in f.blocks if b.problem]
-    for block in bad:
-        remedy = block.remedy or "export the block again"
-        yield Finding(name, Level.ERROR, f"{block.name}: {block.problem}", remedy)
-    if not f.blocks:
-        remedy = "blockflow export; or blockflow demo, which makes some of its own"
-        yield Finding(name, Level.NOTE, f"no block in {folder.path} yet", remedy)
-    elif not bad:
-        how = "every artifact is what its manifest says" if f.hashed else "sizes are right"
-        yield Finding(name, Level.OK, f"{len(f.blocks)} blocks in {folder.path}; {how}")
-    if not f.hashed:
-        remedy = "blockflow doctor --all reads them as a whole"
-        yield Finding(name, Level.NOTE, "large artifacts were not hashed, to be quick", remedy)
-
-
-def profiles(f: Facts) -> Iterator[Finding]:
-    lacking = [b.name for b in f.blocks if b.profile and not b.problem]
-    if lacking:
-        text = f"no profile of this machine holds for {', '.join(lacking)}"
-        remedy = f"blockflow profile {' '.join(lacking)}"
-        yield Finding("profiles", Level.NOTE, text, remedy)
-    elif f.blocks:
-        yield Finding("profiles", Level.OK, "fresh")
-
-
 CHECKS: tuple[Check, ...] = (
     platform,
     libzmq,
@@ -368,6 +337,7 @@ CHECKS: tuple[Check, ...] = (
     shared_memory,
     memory,
     processors,
+    idle_cores,
     gpus,
     descriptors,
     processes,
@@ -389,11 +359,6 @@ def summary(findings: list[Finding]) -> dict[str, Any]:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(str(n) for n in version)
-
-
-def _some(paths: Sequence[str]) -> str:
-    more = len(paths) - _SHOWN
-    return ", ".join(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _size(nbytes: int) -> str:

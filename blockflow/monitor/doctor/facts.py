@@ -94,6 +94,7 @@ class Facts:
         counted: whether the kernel tells how many bytes a TCP connection has brought.
         gpus: NVIDIA devices that are known to be here. mps: their multi-process service is.
         cuda: whether the installed torch is a build for them.
+        cpu_latency: why idle cores cannot be kept awake, '' = they can.
         hashed: whether the artifacts were read as a whole.
         keys: why the folder of keys cannot be used, '' = it can, or there is none.
         stored: what is wrong with the stored state, '' = nothing, or nothing was stored.
@@ -128,6 +129,7 @@ class Facts:
     cores: int = 4
     cpus: int = 4
     quota: float = 0.0
+    cpu_latency: str = ""
     gpus: int = 0
     mps: bool = False
     cuda: bool = True

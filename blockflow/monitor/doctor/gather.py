@@ -36,6 +36,7 @@ from blockflow.control.store import LOCK
 from blockflow.core.engines import ENGINES
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.specs import BlockSpec
+from blockflow.dispatcher.cpu_latency import DEVICE
 from blockflow.dispatcher.descriptors import bytes_received
 from blockflow.launch import cgroup
 from blockflow.monitor.doctor.facts import MIB, BlockFacts, Facts, Folder, Leftover, Port
@@ -103,6 +104,7 @@ def gather(
         cores=len(os.sched_getaffinity(0)),
         cpus=os.cpu_count() or 1,
         quota=cgroup.cpu_quota(),
+        cpu_latency=_cpu_latency(),
         gpus=_gpus(),
         mps=has_mps(os.environ),
         cuda=has_cuda(find_spec("torch")),
@@ -114,6 +116,12 @@ def gather(
         stored_usable=usable,
         stored_bytes=_nbytes((state_dir or default_state_dir()) / CURRENT),
     )
+
+
+def _cpu_latency() -> str:
+    if os.access(DEVICE, os.W_OK):
+        return ""
+    return f"{DEVICE}: {'permission denied' if DEVICE.exists() else 'there is none'}"
 
 
 def _tasks() -> int:
