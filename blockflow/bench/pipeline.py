@@ -16,9 +16,11 @@ throughput, the bound is as many independent in-process pipelines as there are c
 from __future__ import annotations
 
 import functools
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from blockflow.bench.own_system import own_settings, workplace
 from blockflow.bench.pipeline_figures import (
     AGAIN,
     APART,
+    AWAKE,
     BOUND,
     IN_LANES,
     IN_PROCESS,
@@ -67,6 +70,7 @@ from blockflow.bench.worker_start import measure_start, start_figures
 from blockflow.client import Client
 from blockflow.control.system import System
 from blockflow.core.errors import BlockFlowError
+from blockflow.dispatcher.cpu_latency import DEVICE, CpuLatency
 from blockflow.repository.repository import BlockRepository
 
 _WARM_UP = 2
@@ -171,10 +175,13 @@ class Bench:
         before = self._kpis.now()
         with self._step(f"{series.tags['engine']}: {rows} rows", rounds + _WARM_UP) as advance:
             series.latency = in_turn(calls, rounds, advance, warm_up=_WARM_UP)
-        asked = {b: rounds + _WARM_UP for way in plan.ways for b in block_names(way, chain)}
+        asked = Counter(b for way in plan.ways for b in block_names(way, chain))
+        asked = Counter({b: ways * (rounds + _WARM_UP) for b, ways in asked.items()})
         grown = self._kpis.since(before, asked)
         series.memory[IN_PROCESS] = others[0].pss_mib()
         for way in plan.ways:
+            if way.endswith(AWAKE):
+                continue  # on the blocks of another one
             names = block_names(way, chain)
             series.counted[way] = per_hop(grown, names)
             series.memory[way] = self._kpis.pss_mib(names)
@@ -206,16 +213,28 @@ class Bench:
         self._progress.remove_task(step)
 
 
-def bare_messages(folder: Path, count: int) -> list[Figure]:
-    """Bare 200-byte messages, back to back and after a sleep: what a hop is made of here."""
+def bare_messages(folder: Path, count: int, awake: bool) -> list[Figure]:
+    """Bare 200-byte messages, back to back and after a sleep: what a hop is made of here. With
+    ``awake`` also while idle cores are kept so."""
     out = []
-    with BareLink(folder) as link:
-        for gap_ms in _GAPS_MS:
-            before = functools.partial(time.sleep, gap_ms / 1e3)
-            times = link.burst(count, before=before)
-            name = f"bare ZeroMQ message, {gap_ms} ms apart"
-            out.append(latency_figure(name, "ipc", None, times))
+    latency = CpuLatency()
+    with BareLink(folder) as link, closing(latency):
+        for held, words in ((None, ""), (0, AWAKE)) if awake else ((None, ""),):
+            latency.hold(held)
+            for gap_ms in _GAPS_MS:
+                before = functools.partial(time.sleep, gap_ms / 1e3)
+                times = link.burst(count, before=before)
+                name = f"bare ZeroMQ message, {gap_ms} ms apart{words}"
+                out.append(latency_figure(name, "ipc", None, times))
     return out
+
+
+def without_awake(plan: Plan) -> tuple[Plan, list[Figure]]:
+    """Where the kernel may not be asked to keep cores awake: what is left, and why it is less."""
+    ways = {w for w in plan.ways if w.endswith(AWAKE)}
+    why = {"reason": f"{DEVICE}: no leave to write there"}
+    not_run = [Figure.of(NOT_RUN, way, 0.0, "1", 0, why) for way in sorted(ways)]
+    return replace(plan, ways=tuple(w for w in plan.ways if w not in ways)), not_run
 
 
 def measure(
@@ -227,6 +246,10 @@ def measure(
         broken: gets what was measured until then, if there is any, when something raises.
     """
     begin = calibrate()
+    awake = os.access(DEVICE, os.W_OK)
+    found: list[Figure] = []
+    if not awake:
+        plan, found = without_awake(plan)
     with workplace(console) as (root, progress):
         (root / "blocks").mkdir()
         prepared: dict[str, BlockFlowError | None] = {}
@@ -242,9 +265,9 @@ def measure(
                 if bench.found:
                     broken(bench.found)
                 raise
-            found = bench.found
+            found += bench.found
         if plan.messages:
-            found += bare_messages(root, plan.messages)
+            found += bare_messages(root, plan.messages, awake)
         if plan.starts:
             found.append(import_figure(plan.starts))
     return [*found, *calibration_figures(compare(begin, calibrate()))]

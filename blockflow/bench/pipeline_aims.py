@@ -20,8 +20,10 @@ from blockflow.bench.pipeline_figures import (
     LATENCY,
     LESS,
     ONE_WORKER,
+    ONE_WORKER_AWAKE,
     RATIO,
     TENSORMQ,
+    TENSORMQ_AWAKE,
     VERDICT_HEADS,
     ZEROMQ,
     Book,
@@ -175,11 +177,19 @@ def _largest(book: Book, _: str) -> Seen | None:
     return Seen(Interval(size, size, size, figure.n), each=True)
 
 
+def _each(way: str, what: str, name: str, goal: float, unit: str) -> tuple[Aim, ...]:
+    """The same aim for each number of rows."""
+    return tuple(Aim(f"{way}: {what}", n, goal, unit, _at(name, way, n)) for n in BATCHES)
+
+
 OF_ENGINES: tuple[Aim, ...] = (
-    *(Aim(f"{TENSORMQ}: hop, ms", n, 0.4, "ms", _at(HOP, TENSORMQ, n)) for n in BATCHES),
+    *_each(TENSORMQ, "hop, ms", HOP, 0.4, "ms"),
+    *_each(TENSORMQ_AWAKE, "hop, ms", HOP, 0.4, "ms"),
     Aim(f"{TENSORMQ}: hop growth", BATCHES[-1], AIM_GROWTH, "x", _growth),
-    *(Aim(f"{TENSORMQ}: latency", n, 1.10, "x", _at(RATIO, TENSORMQ, n)) for n in BATCHES),
-    *(Aim(f"{ONE_WORKER}: latency", n, 1.03, "x", _at(RATIO, ONE_WORKER, n)) for n in BATCHES),
+    *_each(TENSORMQ, "latency", RATIO, 1.10, "x"),
+    *_each(TENSORMQ_AWAKE, "latency", RATIO, 1.10, "x"),
+    *_each(ONE_WORKER, "latency", RATIO, 1.03, "x"),
+    *_each(ONE_WORKER_AWAKE, "latency", RATIO, 1.03, "x"),
     Aim(f"{ZEROMQ}/{TENSORMQ}: hop", 8, 5.0, "x", _at(LESS, ZEROMQ, 8), at_least=True),
     Aim("parts to whole, off", None, AIM_PARTS, "1", _parts),
 )

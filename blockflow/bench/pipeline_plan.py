@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blockflow.bench.contenders import CONTENDERS, USUAL, Model
-from blockflow.bench.pipeline_figures import IN_LANES, ONE_WORKER, REPLICATED, TENSORMQ
+from blockflow.bench.pipeline_figures import (
+    IN_LANES,
+    ONE_WORKER,
+    ONE_WORKER_AWAKE,
+    REPLICATED,
+    TENSORMQ,
+    TENSORMQ_AWAKE,
+)
 from blockflow.bench.pipeline_ways import WAYS
 from blockflow.bench.statistics import MIN_PAIRS
 
@@ -78,7 +85,7 @@ BENCH = Plan(Model("resnet50"), ("exported",), WAYS, {1: 60, 8: 16, 32: 6}, {}, 
 PIPELINE = Plan(
     Model("resnet50"),
     USUAL,
-    (TENSORMQ, ONE_WORKER),
+    (TENSORMQ, ONE_WORKER, TENSORMQ_AWAKE, ONE_WORKER_AWAKE),
     {1: 30, 8: 10, 32: 4},
     {
         1: Load(MIN_PAIRS, 5.0),

@@ -11,26 +11,33 @@ import numpy as np
 from blockflow.bench.batching.traffic import saturate
 from blockflow.bench.in_process import Chain
 from blockflow.bench.pipeline_figures import (
+    AWAKE,
     IN_LANES,
     ONE_WORKER,
+    ONE_WORKER_AWAKE,
     REPLICATED,
     TENSORMQ,
+    TENSORMQ_AWAKE,
     ZEROMQ,
     Sample,
 )
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.client import Client, Result
+from blockflow.dispatcher.wakefulness import LINGER_NS
 
-WAYS = (TENSORMQ, ZEROMQ, ONE_WORKER)
-"""In workers: one process per block with handles, the same with whole tensors, all in one."""
+WAYS = (TENSORMQ, ZEROMQ, ONE_WORKER, TENSORMQ_AWAKE, ONE_WORKER_AWAKE)
+"""In workers: one process per block with handles, the same with whole tensors, all in one; and two
+of them with idle cores kept awake."""
 
 OUTSTANDING = 8
 _DEADLINE_S = 60.0
+_ASLEEP_S = 2 * LINGER_NS / 1e9
+"""After a way that keeps cores awake: the next one is not to find them so."""
 
 
 def block_names(way: str, chain: Chain) -> list[str]:
     """The chain's blocks as the topology calls them on this way."""
-    return [f"{task_name(way)}.{b}" for b in chain.blocks]
+    return [f"{task_name(way.removesuffix(AWAKE))}.{b}" for b in chain.blocks]
 
 
 def task_name(way: str) -> str:
@@ -40,13 +47,18 @@ def task_name(way: str) -> str:
 def topology(chain: Chain, ways: Sequence[str], seats: int = 1) -> dict[str, Any]:
     """All ways side by side in one system: the same artifacts under a set of names for each.
 
-    ``REPLICATED`` has its worker ``seats`` times, ``IN_LANES`` one with so many lanes.
+    ``REPLICATED`` has its worker ``seats`` times, ``IN_LANES`` one with so many lanes. Those that
+    keep cores awake take the blocks of the way without that, which must be there.
     """
     blocks: list[dict[str, Any]] = []
     tasks: dict[str, Any] = {}
     for way in ways:
         names = block_names(way, chain)
-        tasks[task_name(way)] = {"path": names, "deadline_ms": int(_DEADLINE_S * 1e3)}
+        task: dict[str, Any] = {"path": names, "deadline_ms": int(_DEADLINE_S * 1e3)}
+        tasks[task_name(way)] = task
+        if way.endswith(AWAKE):
+            task["cpu_latency_us"] = 0
+            continue
         for name, block in zip(names, chain.blocks, strict=True):
             spec: dict[str, Any] = {
                 "name": name,
@@ -80,6 +92,8 @@ def run_once(client: Client, way: str, x: np.ndarray) -> Sample:
     start = time.monotonic_ns()
     result: Result = client.infer(task_name(way), x)
     total = (time.monotonic_ns() - start) / 1e6
+    if way.endswith(AWAKE):
+        time.sleep(_ASLEEP_S)
     hops = tuple((t.transit_ms, t.wait_ms, t.overhead_ms, t.compute_ms) for t in result.timings)
     return Sample(total, hops, result.ingress_ms + result.egress_ms)
 

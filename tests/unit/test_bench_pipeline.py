@@ -16,6 +16,7 @@ from blockflow.bench.contenders import CONTENDERS, Model
 from blockflow.bench.in_process import Chain, Pipeline, example
 from blockflow.bench.interrupts import INTERRUPTED
 from blockflow.bench.kpi_reader import COPIES_IN, Counted
+from blockflow.bench.pipeline import without_awake
 from blockflow.bench.pipeline_figures import Sample, Series
 from blockflow.bench.pipeline_plan import BENCH, PIPELINE, QUICK, parse_args
 from blockflow.bench.pipeline_ways import (
@@ -255,6 +256,21 @@ def test_topology_serves_the_same_blocks_every_way() -> None:
         assert {b["worker"] for b in mine} == {task_name(way)}
         assert {b.get("replicas", 1) for b in mine} == {replicas}
         assert {b.get("lanes", "auto") for b in mine} == {lanes}
+
+
+def test_ways_that_keep_cores_awake_are_tasks_on_the_same_blocks() -> None:
+    wanted = topology(CHAIN, WAYS)
+    tasks = wanted["tasks"]
+    for base, awake in ((pf.TENSORMQ, pf.TENSORMQ_AWAKE), (pf.ONE_WORKER, pf.ONE_WORKER_AWAKE)):
+        assert tasks[task_name(awake)] == {**tasks[task_name(base)], "cpu_latency_us": 0}
+    assert len(wanted["blocks"]) == 3 * len(CHAIN.blocks)
+
+
+def test_without_leave_to_keep_cores_awake_the_rest_is_measured_and_it_is_said() -> None:
+    plan, not_run = without_awake(BENCH)
+    assert plan.ways == (pf.TENSORMQ, pf.ZEROMQ, pf.ONE_WORKER)
+    assert [f.mode for f in not_run] == [pf.ONE_WORKER_AWAKE, pf.TENSORMQ_AWAKE]
+    assert "no leave to write" in pf.remarks(not_run)[0]
 
 
 def test_plans_follow_the_arguments() -> None:
