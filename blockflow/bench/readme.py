@@ -11,7 +11,15 @@ from blockflow.bench.batching.plan import HEADS, SEVERAL, SHARED
 from blockflow.bench.batching.several_figures import ALL, ALONE_RATIO, FULL_MODELS
 from blockflow.bench.grid import digits
 from blockflow.bench.passage import Passage
-from blockflow.bench.pipeline_figures import APART, HOP, LESS, RATIO, TENSORMQ, ZEROMQ
+from blockflow.bench.pipeline_figures import (
+    APART,
+    HOP,
+    LESS,
+    RATIO,
+    TENSORMQ,
+    TENSORMQ_AWAKE,
+    ZEROMQ,
+)
 from blockflow.bench.results import Figure
 
 PAGE = "README.md"
@@ -32,12 +40,18 @@ def costs(figures: Iterable[Figure], machine: Mapping[str, object]) -> str:
     def by_rows(name: str, mode: str, text: Callable[[float], str]) -> str:
         return _listed([text(found[name, mode, rows].value) for rows in sizes])
 
+    awake = ""
+    if all((HOP, TENSORMQ_AWAKE, rows) in found for rows in sizes):
+        awake = (
+            f" ({by_rows(HOP, TENSORMQ_AWAKE, _hundredths)} with idle cores kept awake: a task's "
+            "`cpu_latency_us`)"
+        )
     return textwrap.fill(
         f"With {_listed([str(s) for s in sizes])} rows the four processes took "
         f"{by_rows(RATIO, TENSORMQ, _hundredths)} times as long as the one (bare processes that "
         f"take turns, without BlockFlow: {by_rows(RATIO, APART, _hundredths)}), on "
         f"{machine.get('cores', '?')} cores ({machine.get('cpu', 'unknown CPU')}). A hop cost "
-        f"{by_rows(HOP, TENSORMQ, _hundredths)} ms, one with whole tensors "
+        f"{by_rows(HOP, TENSORMQ, _hundredths)} ms{awake}, one with whole tensors "
         f"{by_rows(LESS, ZEROMQ, digits)} times as much.",
         _WIDTH,
     )

@@ -12,7 +12,15 @@ from blockflow.bench.batching.plan import HEADS, SEVERAL, SHARED
 from blockflow.bench.batching.several_figures import ALL, ALONE_RATIO, EACH, FULL_MODELS
 from blockflow.bench.docs import front_page, read_all
 from blockflow.bench.passage import Passage
-from blockflow.bench.pipeline_figures import APART, HOP, LESS, RATIO, TENSORMQ, ZEROMQ
+from blockflow.bench.pipeline_figures import (
+    APART,
+    HOP,
+    LESS,
+    RATIO,
+    TENSORMQ,
+    TENSORMQ_AWAKE,
+    ZEROMQ,
+)
 from blockflow.bench.readme import PAGE as FRONT_PAGE
 from blockflow.bench.readme import costs, savings
 from blockflow.bench.results import Figure
@@ -54,6 +62,10 @@ def test_costs_are_told_by_rows() -> None:
         "With 1 and 8 rows the four processes took 1.10 and 1.01 times as long as the one (bare "
         "processes that take turns, without BlockFlow: 1.00 and 1.00), on 2 cores (a CPU). A hop "
         "cost 0.77 and 0.77 ms, one with whole tensors 6.68 and 6.68 times as much."
+    )
+    found += [figure(HOP, TENSORMQ_AWAKE, rows, rows / 4) for rows in (1, 8)]
+    assert "0.77 and 0.77 ms (0.25 and 2.00 with idle cores kept awake: a task's " in " ".join(
+        costs(found, {}).split()
     )
 
 
