@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from blockflow.core import limits
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import LIFELINE_ENV
+from blockflow.launch.outlet import leave_to_child
 from blockflow.launch.process import (
     close_descriptors,
     drop_capabilities,
@@ -117,8 +118,7 @@ def end(status: int) -> NoReturn:
 def _prepare(order: Order, lifeline_fd: int) -> None:
     os.environ[LIFELINE_ENV] = str(lifeline_fd)
     leave_what_is_gone()
-    # The template's own streams have descriptors that are closed here.
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    leave_to_child()
     close_descriptors(frozenset({lifeline_fd}))
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(sig, signal.SIG_IGN if sig == signal.SIGPIPE else signal.SIG_DFL)

@@ -102,7 +102,7 @@ class Outlet(LogStream):
         except BlockingIOError:
             return 0
         except OSError:
-            self._release()  # the number may be given to something that takes more
+            self.release()  # the number may be given to something that takes more
             raise
 
     def _wait(self) -> bool:
@@ -123,7 +123,8 @@ class Outlet(LogStream):
         poll.register(self._number, select.POLLOUT)
         return bool(poll.poll(timeout_ms))
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Close what is its own; from here on it writes to the stream's number."""
         if self._socket is not None:
             self._socket.close()
         if self._own is not None:
@@ -145,6 +146,17 @@ def wait_for_nobody() -> None:
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
                 handler.setStream(outlet)
+
+
+def leave_to_child() -> None:
+    """In a forked process, before its descriptors are closed: what is the parent's own is given up.
+    Libraries keep the standard error that they were imported with (each logger of torch does), and
+    would write into whatever has got the number of that descriptor since."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, Outlet):
+            stream.release()
+        setattr(sys, name, getattr(sys, f"__{name}__"))
 
 
 def _may_block(stream: Any, number: int) -> bool:

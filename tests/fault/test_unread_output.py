@@ -43,6 +43,19 @@ def unread(how: str) -> Iterator[int]:
         os.close(reader)
 
 
+@contextmanager
+def redirected_stderr(writer: int) -> Iterator[None]:
+    """This process's goes there meanwhile; closes ``writer``."""
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 @pytest.mark.parametrize("how", ["pipe", "terminal"])
 def test_a_log_that_takes_nothing_keeps_nobody_waiting(
     how: str, tmp_path: Path, warm: Warm
@@ -78,14 +91,8 @@ def test_nor_a_template_whose_libraries_have_something_to_say(
     monkeypatch.syspath_prepend(str(tmp_path))
     launcher = TemplateLauncher(preload=["talks"])
     with unread(how) as writer:
-        kept = os.dup(2)
-        os.dup2(writer, 2)
-        os.close(writer)
-        try:
+        with redirected_stderr(writer):
             launcher.start()
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
         try:
             launcher.wait_ready(STOP_S)
             log = tmp_path / "log"
@@ -94,3 +101,35 @@ def test_nor_a_template_whose_libraries_have_something_to_say(
             assert log.read_text() == "a line on stdout\n"
         finally:
             launcher.close()
+
+
+KEEPS = """
+import sys
+from pathlib import Path
+
+KEPT = sys.stderr
+
+def talk(spec):
+    files = [open(Path(spec["folder"]) / str(i), "wb") for i in range(20)]
+    KEPT.write("beware\\n")
+    return len([f for f in files if f.seek(0, 2)])
+"""
+"""As loggers of torch do; the child's status is how many of its files have got the line."""
+
+
+def test_what_a_library_has_kept_of_the_templates_output_is_its_childs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    launcher = TemplateLauncher(preload=["keeps"])
+    log = tmp_path / "log"
+    with unread("pipe") as writer, redirected_stderr(writer):
+        launcher.start()
+    try:
+        launcher.wait_ready(STOP_S)
+        spec = {"folder": str(tmp_path), "log_path": str(log)}
+        assert launcher.launch("keeps:talk", spec, "w#0").wait(STOP_S) == 0
+        assert log.read_text() == "beware\n"
+    finally:
+        launcher.close()

@@ -103,14 +103,14 @@ def test_nobody_reads_and_nobody_waits(reader: Reader) -> None:
     stream.write("after\n")
     text = reader.read(lines=2)
     assert re.search(r"^blockflow: 2001 lines are lost here: .*\nafter\n$", text, re.MULTILINE)
-    stream._release()
+    stream.release()
 
 
 def test_flags_of_the_descriptor_are_left_alone(reader: Reader) -> None:
     stream = Outlet(reader.number)
     fill(stream)
     assert os.get_blocking(reader.number)
-    stream._release()
+    stream.release()
 
 
 def test_all_that_is_read_comes_whole_and_in_order(reader: Reader) -> None:
@@ -122,7 +122,7 @@ def test_all_that_is_read_comes_whole_and_in_order(reader: Reader) -> None:
         got += reader.read()
     got += reader.read(lines=300 - got.count("\n"))
     assert got == "".join(sent)
-    stream._release()
+    stream.release()
 
 
 def test_a_terminal_that_is_stopped_goes_on_where_it_was() -> None:
@@ -138,7 +138,7 @@ def test_a_terminal_that_is_stopped_goes_on_where_it_was() -> None:
     stream.write("after\n")
     told = "blockflow: a line is lost here: nobody has read this output\nafter\n"
     assert reader.read(lines=2) == told
-    stream._release()
+    stream.release()
     reader.close()
 
 
@@ -164,7 +164,7 @@ def test_patience_is_spent_and_comes_back_slowly(monkeypatch: pytest.MonkeyPatch
         stream.write("after\n")
         told = "\nblockflow: 2 lines are lost here: nobody has read this output\nafter\n"
         assert reader.read() == told
-    stream._release()
+    stream.release()
     reader.close()
 
 
@@ -186,7 +186,7 @@ def test_a_slow_reader_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(said) + reader.read()
     assert text == "".join(f"{n:08}\n" for n in range(1000)) + "y" * 20_000 + "\n"
     assert len(said) > 2 and not stream._lost
-    stream._release()
+    stream.release()
     reader.close()
 
 
@@ -249,4 +249,4 @@ def test_what_is_no_file_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_nobody()  # though the first of them stays
     assert isinstance(sys.stderr, Outlet) and handler.stream is sys.stderr
     assert sys.stdout is other and handlers[2].stream is other
-    sys.stderr._release()
+    sys.stderr.release()
