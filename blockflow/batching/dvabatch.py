@@ -314,7 +314,7 @@ class DvabatchPolicy(QueueingPolicy):
             under_way = active + total - rows if self._input else 0
             return under_way <= self._bs_max and times.same_way(query) and times.admit(query)
 
-        joining = self._room.pick(group, self._limit(route), admit, aboard)
+        joining = self._room.pick(group, self._limit(route), admit, aboard, busy)
         if not joining:
             return
         if self._by_gain:

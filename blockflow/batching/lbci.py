@@ -205,7 +205,7 @@ class LbciPolicy(QueueingPolicy):
         entry = batch.group[0]
         asked = newest and batch.may_join and stage != entry and entry not in taken and not spare
         if asked and not self._outranked(batch, taken):
-            joining = self._choose(batch, stage, now)
+            joining = self._choose(batch, stage, now, taken)
             if joining:
                 batch.newcomers = Convoy()
                 self._convoys.join(batch.newcomers, joining)
@@ -262,7 +262,7 @@ class LbciPolicy(QueueingPolicy):
         self._convoys.start(convoy, queries)
         return self._run(queries)
 
-    def _choose(self, batch: _Batch, stage: int, now: int) -> list[Query]:
+    def _choose(self, batch: _Batch, stage: int, now: int, taken: Collection[int]) -> list[Query]:
         """The newcomers that may join before ``stage``; section 3.3 of the paper. What the rest
         takes is predicted for each way that one of them goes.
 
@@ -286,7 +286,7 @@ class LbciPolicy(QueueingPolicy):
         done = now - batch.started_ns
         oldest, fits = now, 0
         same_way = self._room.pick(
-            batch.group, self._limit(route), lambda _, q: times.same_way(q), aboard
+            batch.group, self._limit(route), lambda _, q: times.same_way(q), aboard, taken
         )
         # All are looked at: measured times may fall somewhere, so that more fit than fewer.
         for n, query in enumerate(same_way, start=1):

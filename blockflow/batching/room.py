@@ -215,14 +215,18 @@ class WaitingRoom:
         than all of ``group``."""
         if not self._ranked:
             return False
-        rank, groups = self._rank, self._groups
-        mine = min(map(rank.__getitem__, groups[group].lanes))
-        return any(
-            rank[task] < mine
-            for (stage, _), waiting in groups.items()
-            if stage not in busy
+        mine = min(map(self._rank.__getitem__, self._groups[group].lanes))
+        return self._elsewhere(group, busy) < mine
+
+    def _elsewhere(self, group: Group, busy: Collection[int]) -> int:
+        """The rank of the highest priority among those whom :meth:`outranked` asks for."""
+        found = (
+            self._rank[task]
+            for other, waiting in self._groups.items()
+            if other != group and other[0] not in busy
             for task in waiting.lanes
         )
+        return min(found, default=0)  # no rank is above it
 
     def pick(
         self,
@@ -230,6 +234,7 @@ class WaitingRoom:
         limit: int,
         admit: Admit | None = None,
         aboard: Sequence[Query] = (),
+        busy: Collection[int] = (),
     ) -> list[Query]:
         """Queries of ``group`` in the fair order, as many as fit; they go on waiting until
         :meth:`serve`. The first that does not fit ends it, so that no large request is overtaken
@@ -238,7 +243,9 @@ class WaitingRoom:
         Args:
             limit: rows of the whole batch. A first query that is larger is picked alone.
             admit: has the last word on each query.
-            aboard: what the batch has already; with any, the first query has to fit as well.
+            aboard: what the batch has already; with any, the first query has to fit as well, and
+                nobody joins before one of a higher priority who cannot.
+            busy: stages that are; who waits there is kept from nothing by who joins.
         """
         waiting = self._groups.get(group)
         if waiting is None:
@@ -247,7 +254,7 @@ class WaitingRoom:
         lanes, virtual, rank, weight = waiting.lanes, self._virtual, self._rank, self._weight
         used = self._used(aboard) if self.capped else None
         cost_of = None if self._costs.alike else self._costs.of
-        least = 0  # no rank is above 0
+        least = self._elsewhere(group, busy) if aboard and self._ranked else 0
         order = [(rank[t], self._turn(t, lane), lane[0], t, 0) for t, lane in lanes.items()]
         heapq.heapify(order)
         picked: list[Query] = []
@@ -258,13 +265,13 @@ class WaitingRoom:
             total = rows + mine
             if rows and total > limit:
                 break
+            if first > least:
+                break
             if used is not None:
                 cap, already = self._shares[task].max_batch_rows, used[task]
-                if first > least:
-                    break
                 if cap and already and already + mine > cap:
                     heapq.heappop(order)
-                    if aboard:  # nobody of a lower priority joins before him
+                    if aboard:
                         least = first
                     continue
             if admit is not None and not admit(total, query):

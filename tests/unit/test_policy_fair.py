@@ -327,9 +327,10 @@ def test_a_batch_of_lbci_keeps_its_turn_while_others_of_its_task_ride_with_urgen
     assert 2 not in worker.waiting
 
 
-@pytest.mark.parametrize(
-    "spec", [{"policy": "dvabatch", "join": "always"}, {"policy": "lbci", "t_opt_ms": 900}]
-)
+JOINERS = [{"policy": "dvabatch", "join": "always"}, {"policy": "lbci", "t_opt_ms": 900}]
+
+
+@pytest.mark.parametrize("spec", JOINERS)
 @pytest.mark.parametrize(
     ("task", "second"), [(1, (2, (0,))), (0, (1, (1,)))], ids=["urgent", "alike"]
 )
@@ -349,3 +350,21 @@ def test_nobody_joins_while_a_more_urgent_one_of_another_length_waits(
     ran = [(run.stage, run.keys) for _, run in w.runs]
     assert ran[1] == second
     assert ran[2] == ((1, (2,)) if task else (2, (0, 1)))
+
+
+@pytest.mark.parametrize("spec", JOINERS)
+@pytest.mark.parametrize(("task", "joining"), [(2, (1,)), (1, (1, 2))], ids=["urgent", "alike"])
+def test_nor_beside_one_who_is_more_urgent_still(
+    spec: dict[str, Any], task: int, joining: tuple[int, ...]
+) -> None:
+    """Who joins has to be as urgent as any who waits elsewhere: each by himself."""
+    shares = [TaskShare(), TaskShare(priority=1), TaskShare(priority=2), TaskShare(priority=3)]
+    w = TinyWorker(create_policy(spec, (1, 2), facts_for((1, 2)), shares), {})
+    walk = Walk((1, 2))
+    w.enter(0, walk, 1, 4, 0, 10**12, 0)
+    w.decide(0)
+    w.enter(1, walk, 1, 4, 3, 10**12, MS)
+    w.enter(2, walk, 1, 4, 1, 10**12, MS)
+    w.enter(3, walk, 1, 9, task, 10**12, MS)
+    w.finish(0, 2 * MS, fail=False)
+    assert w.decide(2 * MS) == Run(1, joining)
