@@ -27,9 +27,10 @@ def asked_by_bash() -> Iterator[None]:
         yield
         return
     words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+    # Not so where others' completions (npm's) have taken the sign out of ``COMP_WORDBREAKS``.
+    broken = any(_is_sign(word) and "@" in word for word in words[max(at - 1, 0) : at + 1])
     words, at = whole_words(words, at)
     os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(at)
-    broken = at < len(words) and "@" in words[at]
     answers = StringIO()
     try:
         with redirect_stdout(answers):
@@ -48,8 +49,8 @@ def whole_words(words: Sequence[str], at: int) -> tuple[list[str], int]:
     whole: list[str] = []
     place, glued = at, False
     for i, word in enumerate(words):
-        sign = bool(word) and not word.strip(_BREAKS)
-        if whole and (sign or glued):
+        sign = _is_sign(word)
+        if whole and (sign or (glued and word)):  # an empty one has begun behind a space
             whole[-1] += word
         else:
             whole.append(word)
@@ -57,6 +58,10 @@ def whole_words(words: Sequence[str], at: int) -> tuple[list[str], int]:
         if i == at:
             place = len(whole) - 1
     return whole, place
+
+
+def _is_sign(word: str) -> bool:
+    return bool(word) and not word.strip(_BREAKS)
 
 
 def complete_block(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -46,6 +46,12 @@ def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> set[s
         ("blockflow drain head @", {"@1", "@2"}),
         ("blockflow drain head @ 2", {"@2"}),
         ("blockflow drain head @ 2 --js", {"--json"}),
+        # Where bash does not end a word at the @.
+        ("blockflow drain head@", {"head@1", "head@2"}),
+        ("blockflow drain head@2", {"head@2"}),
+        # Behind a space.
+        ("blockflow infer digit@ ", {"digit", "high"}),
+        ("blockflow infer digit @ ", {"digit", "high"}),
     ],
 )
 def test_completion_names(
