@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blockflow.core.engines import ENGINES
 from blockflow.engine.extras import EXTRAS, how_to_install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,11 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert {extra: set(names) for extra, names in EXTRAS.items()} == {
         extra: packages(extra) for extra in declared if extra not in ("engines", "dev")
     }
+
+
+def test_of_every_engines_package_it_is_known_how_to_install_it() -> None:
+    """A newcomer's too: who lacks it would be told of a KeyError."""
+    assert {kind.extra for kind in ENGINES.values()} - {""} <= EXTRAS.keys()
 
 
 def test_what_two_extras_share_is_named_once() -> None:
