@@ -38,6 +38,7 @@ from blockflow.launch.ward import CLIENTS, REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key
 from blockflow.tensormq.janitor import RunDir, sweep_stale
+from blockflow.tensormq.listening import no_port
 from blockflow.tensormq.ports import hold, is_v6
 
 log = logging.getLogger("blockflow.control")
@@ -344,7 +345,7 @@ def hold_address(host: str, port: int) -> socket.socket | None:
     which the Dispatcher will tell.
 
     Raises:
-        SystemError_: PORT_IN_USE.
+        SystemError_: PORT_IN_USE; NO_SPACE: any port was asked for, and none is free.
         RequestError: INVALID_REQUEST: not an address of this machine, or a name without any.
     """
     try:
@@ -370,9 +371,12 @@ def hold_address(host: str, port: int) -> socket.socket | None:
             ) from e
         if e.errno != errno.EADDRINUSE:
             return None
+        place = with_port(host, port)
+        if not port:
+            raise no_port(f"tcp://{place}") from e
         raise SystemError_(
             "PORT_IN_USE",
-            f"another process listens on {with_port(host, port)}",
-            where=f"tcp://{with_port(host, port)}",
+            f"another process listens on {place}",
+            where=f"tcp://{place}",
             hint="stop it, or choose another --client-port (0 takes a free one)",
         ) from e

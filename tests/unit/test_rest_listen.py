@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cheroot.wsgi import Server
 
 from blockflow.cli.main import main
+from blockflow.control import system
 from blockflow.control.rest.server import RestServer
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, SystemError_
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -45,6 +47,25 @@ def test_why_it_cannot_listen(
     with pytest.raises(BlockFlowError) as e:
         RestServer(commands, "", lambda: None, host="127.0.0.1", port=80)
     assert (e.value.code, e.value.where) == (code, where) and hint in e.value.hint
+
+
+def test_where_no_port_is_free_it_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither REST's nor the clients': any would do."""
+
+    def none_left(*_: Any) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(Server, "prepare", none_left)
+    monkeypatch.setattr(system, "hold", none_left)
+    commands: Any = None
+    asked: list[Callable[[], Any]] = [
+        lambda: RestServer(commands, "", lambda: None, host="127.0.0.1", port=0),
+        lambda: system.hold_address("127.0.0.1", 0),
+    ]
+    for ask in asked:
+        with pytest.raises(SystemError_) as e:
+            ask()
+        assert e.value.code == "NO_SPACE" and "no port is free" in e.value.message
 
 
 @pytest.mark.parametrize("names", [("",), ("server.example", " ")])

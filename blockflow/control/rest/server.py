@@ -22,6 +22,7 @@ from blockflow.control.settings import is_loopback, with_port
 from blockflow.core import limits
 from blockflow.core.errors import RequestError, SystemError_
 from blockflow.core.scarcity import no_room
+from blockflow.tensormq.listening import no_port
 
 log = logging.getLogger("blockflow.rest")
 
@@ -83,7 +84,7 @@ class RestServer:
             server's.
 
     Raises:
-        SystemError_: PORT_IN_USE; NO_SPACE: no descriptor or memory is left for it.
+        SystemError_: PORT_IN_USE; NO_SPACE: no port, descriptor or memory is left for it.
         RuntimeError: this process gets no thread.
         RequestError: INVALID_REQUEST for an address beyond loopback without ``auth``; an empty
             name.
@@ -167,6 +168,8 @@ class RestServer:
 def _not_listening(e: OSError, scheme: str, place: str) -> SystemError_ | RequestError:
     """Why the server does not get its address."""
     if e.errno == errno.EADDRINUSE or "in use" in str(e):
+        if place.endswith(":0"):
+            return no_port(f"{scheme}://{place}")
         return SystemError_(
             "PORT_IN_USE",
             f"another process listens on {place}",
