@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,6 +47,18 @@ class TaskShare:
         if problems:
             raise ValueError("; ".join(f"{p.path}: {p.message}" for p in problems))
         return cls(**data)
+
+
+def read_shares(table: Sequence[Mapping[str, Any]]) -> list[TaskShare]:
+    """Each entry as a :class:`TaskShare`. One that stands there many times, as those of a route
+    table's thousands of tasks do, is read once.
+
+    Raises:
+        ValueError: as :meth:`TaskShare.from_dict`.
+    """
+    entries = {id(entry): entry for entry in table}
+    known = {key: TaskShare.from_dict(entry) for key, entry in entries.items()}
+    return [known[id(entry)] for entry in table]
 
 
 def share_problems(data: Mapping[str, Any], path: str) -> list[Problem]:

@@ -283,16 +283,20 @@ class RouteTable:
 
     def to_dict(self) -> dict[str, Any]:
         """As a message carries it. A contract that tasks have in common, as those of one path do,
-        stands there once; tasks name it by its index."""
+        stands there once; tasks name it by its index. So do shares: every worker is sent those of
+        all tasks, and of thousands few differ."""
         contracts = {id(t.contract): t.contract for t in self.tasks.values()}
         number = {key: n for n, key in enumerate(contracts)}
+        kinds = [tuple(sorted(s.items())) for s in self.shares]
+        known = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
         return {
             "epoch": self.epoch,
             "version": self.version,
             "stages": [r.to_dict() for r in self.stages.values()],
             "contracts": [c.to_dict() for c in contracts.values()],
             "tasks": [t.to_dict(number[id(t.contract)]) for t in self.tasks.values()],
-            "shares": [dict(s) for s in self.shares],
+            "shares": [dict(kind) for kind in known],
+            "share_of": [known[kind] for kind in kinds],
             "down": dict(self.down),
         }
 
@@ -302,13 +306,14 @@ class RouteTable:
         try:
             stages = [StageRoute.from_dict(x) for x in d["stages"]]
             contracts = dict(enumerate(Contract.from_dict(c) for c in d["contracts"]))
+            shares = dict(enumerate(d["shares"]))
             tasks = [TaskRoute.from_dict(x, contracts[x["contract"]]) for x in d["tasks"]]
             return cls(
                 int(d["epoch"]),
                 int(d["version"]),
                 {s.stage: s for s in stages},
                 {t.name: t for t in tasks},
-                tuple(d["shares"]),
+                tuple(shares[n] for n in d["share_of"]),
                 {str(block): str(why) for block, why in d["down"].items()},
             )
         except (LookupError, TypeError, AttributeError, OverflowError) as e:

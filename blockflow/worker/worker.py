@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import blockflow
-from blockflow.batching.shares import TaskShare
+from blockflow.batching.shares import read_shares
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_
 from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.profile import StageProfile
@@ -382,8 +382,7 @@ class Worker:
             parts.memory.forget_figures()
             parts.turns.later(release_load_memory)
         parts.delivery.set_routes(table)
-        shares = [TaskShare.from_dict(s) for s in table.shares]
-        parts.scheduler.set_shares(shares, time.monotonic_ns())
+        parts.scheduler.set_shares(read_shares(table.shares), time.monotonic_ns())
         self._agent.send(control.RoutesApplied(self._launch.incarnation, table.version))
 
     def _snapshot(self, parts: Parts) -> Snapshot:

@@ -6,11 +6,13 @@ import json
 from dataclasses import fields, replace
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockflow.batching.shares import TaskShare, read_shares
 from blockflow.core import limits
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import (
@@ -144,6 +146,8 @@ def test_the_table_survives_its_json_form() -> None:
         {"tasks": [[]]},
         {"down": ["c"]},
         {"shares": 3},
+        {"share_of": [2]},
+        {"share_of": [-1]},
     ],
 )
 def test_nonsense_is_no_table(change: dict[str, Any]) -> None:
@@ -164,6 +168,20 @@ def test_a_contract_that_tasks_have_in_common_is_written_once() -> None:
     read = RouteTable.from_dict(written)
     assert read == table
     assert read.tasks["a"].contract is read.tasks["c"].contract
+
+
+def test_shares_that_tasks_have_in_common_are_written_and_read_once() -> None:
+    """Each worker is sent those of all tasks, at each publication."""
+    given = ({}, *[{"weight": 1.0 + n % 3, "priority": 0} for n in range(3000)])
+    table = RouteTable(1, 1, {}, {}, given)
+    written = json.loads(json.dumps(table.to_dict()))
+    assert written["shares"] == [{}, *map(dict, sorted(s.items() for s in given[1:4]))]
+    assert written["share_of"][:6] == [0, 1, 2, 3, 1, 2]
+    read = RouteTable.from_dict(written)
+    assert read == table
+    with patch.object(TaskShare, "from_dict", side_effect=TaskShare.from_dict) as parsed:
+        assert read_shares(read.shares) == [TaskShare(**s) for s in given]
+    assert parsed.call_count == 4
 
 
 @pytest.mark.parametrize("number", [1, -1, None, "0", {"input": {}, "output": {}}])
