@@ -86,6 +86,7 @@ class Controller:
         self._echoed = 0
         self._inbox: Mailbox[_Forget | _Deliver | _Echo | None] = Mailbox()
         self._admitted: set[int] = set()
+        self._framed: tuple[ControlMessage, bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="bf-controller", daemon=True)
 
     def start(self) -> None:
@@ -161,12 +162,19 @@ class Controller:
     def _send(self, order: _Deliver) -> None:
         identity = str(order.incarnation).encode()
         try:
-            self._socket.send_multipart([identity, encode_control(order.message)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, self._frame(order.message)], zmq.NOBLOCK)
         except zmq.Again:  # it does not read: supervision deals with hung processes
             self.counters.refused += 1
         except zmq.ZMQError as e:
             self.counters.unreachable += 1
             log.debug("%s to %d: %s", order.message.KIND, order.incarnation, e)
+
+    def _frame(self, message: ControlMessage) -> bytes:
+        """A message to many processes, routes or a ping, comes for one after the other; it is
+        encoded for the first of them."""
+        if self._framed is None or self._framed[0] is not message:
+            self._framed = message, encode_control(message)
+        return self._framed[1]
 
     def _receive(self) -> None:
         # Bounded, so that a flood from one process cannot keep orders waiting.

@@ -54,7 +54,8 @@ class PingBook:
         ping = Round(self._seq, now_ns, now_ns + timeout_ns, dict(targets), dict(targets))
         if targets:
             self._rounds[ping.seq] = ping
-        return ping, [Send(i, Ping(ping.seq)) for i in targets]
+        message = Ping(ping.seq)
+        return ping, [Send(i, message) for i in targets]
 
     def pong(self, incarnation: int, message: Pong, now_ns: int) -> Round | None:
         """An answer came; returns the round if it was its last one."""
