@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -200,9 +201,9 @@ class Health:
             life = replica.life
             if life.reaped or life.state not in SERVING or not life.endpoint.startswith("ipc://"):
                 continue
-            file = Path(life.endpoint.removeprefix("ipc://"))
+            file = life.endpoint.removeprefix("ipc://")
             # Where the whole folder is gone, a successor would fare no better.
-            if not file.exists() and file.parent.is_dir():
+            if not os.path.exists(file) and Path(file).parent.is_dir():
                 lost[life.incarnation] = self._lost_ns.get(life.incarnation, now_ns)
         self._lost_ns = lost
         text = "nobody can reach it: its socket file was removed"

@@ -18,6 +18,9 @@ HISTORY_FIGURES = 16_384
 """Stages and tasks in them, at most: each is a kilobyte or three."""
 
 _MAX_DEPTH = 6
+_PLAIN = frozenset({type(None), bool, int, str})
+"""Most of what the decoder makes, which makes no subclasses of them."""
+
 SUMS = (
     "queue",
     "queue_rows",
@@ -254,7 +257,7 @@ def _number(value: Any) -> float:
 
 def plain(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """``value`` as JSON can carry it: finite numbers, text, lists and string-keyed objects."""
-    if value is None or isinstance(value, bool | int | str):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
