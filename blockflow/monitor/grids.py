@@ -38,11 +38,13 @@ _SHORTEST_NAME = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``right`` columns hold figures, others names; ``wide`` ones are shown if there is room."""
+    """``right`` columns hold figures, others names; ``wide`` ones are shown if there is room.
+    ``several``: a list of names in each cell."""
 
     name: str
     right: bool = True
     wide: bool = False
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class Grid:
         return Grid(
             self.title,
             tuple(self.columns[i] for i in keep),
-            tuple(tuple(_cut(row[i], limits[i]) for i in keep) for row in self.rows),
+            tuple(
+                tuple(_cut(row[i], limits[i], self.columns[i].several) for i in keep)
+                for row in self.rows
+            ),
         )
 
     def _extent(self, column: int) -> int:
@@ -85,6 +90,10 @@ class Grid:
 
 def _names(*heads: str) -> tuple[Column, ...]:
     return tuple(Column(head, right=False) for head in heads)
+
+
+def _lists(*heads: str) -> tuple[Column, ...]:
+    return tuple(replace(c, several=True) for c in _names(*heads))
 
 
 def _figures(*heads: str) -> tuple[Column, ...]:
@@ -102,7 +111,7 @@ def block_grid(status: Doc) -> Grid:
         *_figures("ready"),
         *_names("engine"),
         *_figures("params"),
-        *_names("tasks"),
+        *_lists("tasks"),
         *_if_room(_names("device", "mode", "input")),
     )
     rows = tuple(
@@ -263,7 +272,7 @@ def _variant_rows(task: Doc, variants: Doc) -> list[tuple[str, ...]]:
 
 def history_grid(epochs: Sequence[Doc]) -> Grid:
     """The epochs that are remembered (``blockflow history``)."""
-    columns = (*_figures("epoch", "when"), *_names("how", "tasks", "note"))
+    columns = (*_figures("epoch", "when"), *_names("how"), *_lists("tasks", "note"))
     rows = []
     for e in epochs:
         missing = e.get("missing", [])
@@ -320,8 +329,13 @@ def _lanes_and_threads(lanes: Any, threads: Any) -> str:
     return f"{lanes}x{count(threads)}" if is_number(lanes) and lanes > 1 else count(threads)
 
 
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _cut(text: str, limit: int, several: bool) -> str:
+    """The beginning of a list; of a name and of a path both ends. Names of one family differ in
+    their last letters, replicas in their numbers, tasks on one trunk in their last block."""
+    if len(text) <= limit:
+        return text
+    end = 0 if several else (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
 
 
 def _if_any(summary: Doc, name: str) -> Any:

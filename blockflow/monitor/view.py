@@ -23,6 +23,8 @@ Doc = Mapping[str, Any]
 
 _LOG_LINES = 3
 """Of a crash's log that are shown; REST has them all."""
+_MOST_NAMES = 8
+"""Of a kind in an update's answer; ``--json`` has them all."""
 
 
 def listing(document: Any, key: str) -> list[Doc]:
@@ -294,17 +296,23 @@ def update_lines(answer: Doc) -> list[str]:
     for verb in ("start", "keep", "stop"):
         names = [n.get("replica") if isinstance(n, Mapping) else n for n in plan.get(verb) or []]
         if names:
-            out.append(f"  {verb:<6} {', '.join(map(str, names))}")
+            out.append(f"  {verb:<6} {_some(names)}")
     if wide := [f"{w} {n}" for w, n in part(plan, "threads").items() if is_number(n) and n > 1]:
-        out.append(f"  threads {', '.join(wide)}")
+        out.append(f"  threads {_some(wide)}")
     if several := [f"{w} {n}" for w, n in part(plan, "lanes").items() if is_number(n) and n > 1]:
-        out.append(f"  lanes   {', '.join(several)}")
+        out.append(f"  lanes   {_some(several)}")
     for verb, names in part(plan, "tasks").items():
         if names:
-            out.append(f"  tasks  {verb} {', '.join(map(str, names))}")
+            out.append(f"  tasks  {verb} {_some(names)}")
     out += [f"  note   {n}" for n in update.get("notes") or []]
     would_be = "it would be " if not update and answer.get("changed") else ""
     return [*out, f"{would_be}epoch {count(answer.get('epoch'))}"]
+
+
+def _some(names: Sequence[Any]) -> str:
+    """The first of them, and how many more there are: a topology may have thousands."""
+    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(str, names[:_MOST_NAMES])) + more
 
 
 def timing_lines(result: Any) -> list[str]:

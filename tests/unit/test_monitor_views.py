@@ -190,9 +190,9 @@ def test_a_grid_gives_up_wide_columns_then_names_then_figures() -> None:
     grid = Grid("t", columns, (("x" * 20, "123456", "1234567", "1"),))
     assert [c.name for c in grid.fitted(40).columns] == ["name", "a", "b", "c"]
     assert [c.name for c in grid.fitted(38).columns] == ["name", "a", "b"]
-    assert grid.fitted(30).rows[0] == ("x" * 12 + "…", "123456", "1234567")
-    assert grid.fitted(20).rows[0] == ("x" * 7 + "…", "123456")
-    assert grid.fitted(1).rows[0] == ("x" * 7 + "…",)
+    assert grid.fitted(30).rows[0] == ("x" * 6 + "…" + "x" * 6, "123456", "1234567")
+    assert grid.fitted(20).rows[0] == ("xxxx…xxx", "123456")
+    assert grid.fitted(1).rows[0] == ("xxxx…xxx",)
     assert Grid("t", columns, ()).fitted(80).rows == ()
 
 
