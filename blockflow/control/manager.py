@@ -286,6 +286,8 @@ class Manager:
     def _take(self, item: Received | Proved | Callable[[], None]) -> None:
         if isinstance(item, Received):
             self._received(item)
+            if isinstance(item.message, Stats | Pong):
+                return  # nothing follows, and of N processes come 5 N a second
         elif isinstance(item, Proved):
             self.brain.handle(item, time.monotonic_ns())
         else:
@@ -296,8 +298,7 @@ class Manager:
         now = time.monotonic_ns()
         times = [self.brain.deadline(), self._health.deadline(), self._children.deadline(now)]
         times += [*self._waiters.deadlines(), *self._dead.deadlines()]
-        soonest = min(t for t in times if t is not None)
-        return max(0, -(-(soonest - now) // 1_000_000))
+        return max(0, -(-(min(t for t in times if t is not None) - now) // 1_000_000))
 
     def _received(self, event: Received) -> None:
         message, now = event.message, time.monotonic_ns()
@@ -375,8 +376,7 @@ class Manager:
         elif isinstance(instruction, Commit):
             return self._commit(instruction)
         elif isinstance(instruction, Finished):
-            update = self.brain.runner.updates.get(instruction.update_id)
-            if update is not None:
+            if (update := self.brain.runner.updates.get(instruction.update_id)) is not None:
                 if update.stores:
                     self.store.ended(update.epoch)
                 cause = f": {update.error}" if update.error is not None else ""

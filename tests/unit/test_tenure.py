@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 from control_rig import World
 
-from blockflow.control.events import Exited
+from blockflow.control.events import Exited, Received
 from blockflow.control.journal import NAME, JournalFile
 from blockflow.control.manager import Manager
 from blockflow.control.tenure import CONTROL_SOCKET, Tenure
 from blockflow.launch.ward import Ward
 from blockflow.tensormq.agent import ORPHAN_STATUS
 from blockflow.tensormq.janitor import LOCK_NAME
+from blockflow.wire.control import Drained, Pong, Stats
 
 SECOND_NS = 1_000_000_000
 
@@ -108,3 +109,22 @@ def test_everybody_is_told_of_a_death_before_it_is_written_down(tmp_path: Path) 
     manager._crashes = SimpleNamespace(take=lambda crew, incarnation, now: done.append("written"))
     manager._died(Exited(7, 1, ()))
     assert done == ["decided", "told", "written"]
+
+
+def test_of_answers_and_figures_nothing_is_looked_for_in_the_journal() -> None:
+    """Each look is at all processes, and each of them sends five such messages a second."""
+    manager: Any = object.__new__(Manager)
+    taken: list[object] = []
+    manager._health = SimpleNamespace(pong=lambda incarnation, message, now: taken.append(message))
+    manager.kpis = SimpleNamespace(add=lambda *of: taken.append(of[2]))
+    life, topology = SimpleNamespace(name="w#0"), SimpleNamespace(tasks=())
+    manager.brain = SimpleNamespace(
+        crew=SimpleNamespace(find=lambda incarnation: life),
+        realm=SimpleNamespace(topology=topology),
+        handle=lambda event, now: taken.append(event.message),
+    )
+    manager._carry_out = lambda: taken.append("journal")
+    told = [Pong(7, 1, "ready"), Stats(7, 1, [], {}), Drained(7)]
+    for message in told:
+        manager._take(Received(7, message))
+    assert taken == [*told, "journal"]
