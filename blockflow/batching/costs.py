@@ -5,7 +5,7 @@ Nanoseconds by rows, as plain lists: a policy looks at dozens of candidates with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import accumulate
 
@@ -21,6 +21,9 @@ Line = list[int]
 
 _NS = 1_000_000
 _KEPT = 4096
+_KEPT_TIMES = 1 << 19
+"""Of all remembered lines together, some 40 bytes each: what 4096 lines of 128 rows have. By their
+number alone a policy of variable lengths and 256 rows a batch would keep 150 MB of them."""
 _LONGEST = 1024
 """Lines are this long at most; beyond it times grow in proportion."""
 _WORST_FIT = 0.25
@@ -49,6 +52,7 @@ class Costs:
         self._lines: dict[tuple[Route, int | None], Line] = {}
         self._parts: dict[tuple[Route, int | None], list[Line]] = {}
         self._bounds: dict[tuple[Route, int | None], tuple[Line, dict[int, Line]]] = {}
+        self._times = 0  # in what is remembered
         self._spreads = {
             stage: f.profile.r_max(f.threads) if f.profile and measured(f) else 0.0
             for stage, f in self._facts.items()
@@ -62,13 +66,12 @@ class Costs:
         key = (route, length)
         line = self._lines.get(key)
         if line is None:
-            if len(self._lines) >= _KEPT:
-                self._lines.clear()
             if len(route) == 1:
                 line = self._stage(route[0], length)
             else:
                 parts = self.parts(route, length)
                 line = [sum(times) for times in zip(*parts, strict=True)] or [0] * (self._top + 1)
+            self._make_room(self._lines, len(line))
             self._lines[key] = line
         return line
 
@@ -77,12 +80,12 @@ class Costs:
         key = (route, length)
         parts = self._parts.get(key)
         if parts is None:
-            if len(self._parts) >= _KEPT:
-                self._parts.clear()
-            parts = self._parts[key] = []
+            parts = []
             for stage in route:
                 parts.append(self.line((stage,), length))
                 length = self._facts[stage].carried(length)
+            self._make_room(self._parts, sum(map(len, parts)))
+            self._parts[key] = parts
         return parts
 
     def bound(self, route: Route, length: int | None, rows: int) -> int:
@@ -98,8 +101,6 @@ class Costs:
         key = (route, length)
         found = self._bounds.get(key)
         if found is None:
-            if len(self._bounds) >= _KEPT:
-                self._bounds.clear()
             bounds, longest = dict[int, Line](), length
             for stage in route:
                 # Measured times may fall somewhere; a bound does not.
@@ -107,8 +108,19 @@ class Costs:
                 if longest is not None:
                     longest = max(longest, self._facts[stage].carried(longest) or 0)
             whole = [sum(times) for times in zip(*bounds.values(), strict=True)]
+            self._make_room(self._bounds, len(whole) * (1 + len(bounds)))
             found = self._bounds[key] = whole, bounds
         return found
+
+    def _make_room(self, kept: Sized, times: int) -> None:
+        """Before something of so many times joins what is ``kept``. All is forgotten at once, for
+        parts and bounds hold on to lines."""
+        if len(kept) >= _KEPT or self._times + times > _KEPT_TIMES:
+            self._lines.clear()
+            self._parts.clear()
+            self._bounds.clear()
+            self._times = 0
+        self._times += times
 
     def fluctuation(self, route: Iterable[int]) -> float:
         """LBCI's ``r_max``: the largest over the route's stages."""

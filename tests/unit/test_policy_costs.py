@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from policy_rig import MS, profile
 
+from blockflow.batching import costs as made_by
 from blockflow.batching.costs import Costs, FittedCosts, at, measured
 from blockflow.batching.facts import LENGTH, StageFacts
 from blockflow.batching.joining import Arrivals, Lines, _Ahead, gain
@@ -108,6 +109,21 @@ def test_a_stage_behind_a_stride_costs_what_it_takes() -> None:
     assert Costs({1: one}, 4).line((1,), 80)[2] == 2 * (80 + 9) * MS
     twice = merged([trunk, strided("frames", "frames//2", (1, 9))])
     assert twice.carried(44) == 2
+
+
+def test_what_is_remembered_is_bounded_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each length has lines of its own, as long as a batch may have rows."""
+    monkeypatch.setattr(made_by, "_KEPT_TIMES", 100)
+    facts = {1: strided("length", "length", (1, 80)), 2: strided("length", "length", (1, 80))}
+    costs = Costs(facts, 8)
+    for length in range(1, 40):
+        lines = [costs.line((1,), length), costs.line((1, 2), length)]
+        assert costs.bound((1, 2), length, 2) == 4 * length * MS == lines[1][2]
+        kept = [*costs._lines.values(), *(line for line, _ in costs._bounds.values())]
+        kept += [line for _, bounds in costs._bounds.values() for line in bounds.values()]
+        kept += [line for parts in costs._parts.values() for line in parts]
+        assert sum(map(len, kept)) <= 100
+    assert costs.line((1, 2), 39) is lines[1]
 
 
 def test_what_joining_is_worth() -> None:
