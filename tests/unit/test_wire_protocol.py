@@ -88,6 +88,22 @@ def test_data_kinds_and_items() -> None:
     assert len(raw) == len(kinds[data.KIND_DATA][1])
 
 
+def test_of_long_paths_fewer_are_remembered() -> None:
+    """Any order of a request's tasks is another path; the longest takes 20 KB."""
+
+    def paths(nodes: int) -> list[bytes]:
+        below = tuple(PathNode(n, 0, True) for n in range(2, nodes + 1))
+        return [PathTree((PathNode(99 + i, -1, False), *below)).wire for i in range(200)]
+
+    def remembered(packed: list[bytes]) -> int:
+        made = [data.path_from_wire(path) for path in packed]
+        return sum(data.path_from_wire(path) is made[i] for i, path in enumerate(packed))
+
+    assert remembered(paths(8)) == 200
+    assert remembered(paths(limits.MAX_PATH_NODES)) == 0, "the oldest are forgotten first"
+    assert remembered(paths(limits.MAX_PATH_NODES)[:128]) == 128
+
+
 def test_client_kinds_and_results() -> None:
     table = rows(section("Client"))
     kinds = {int(r[0]): (r[1], r[2].split(", ")) for r in table if r[0].isdecimal()}
