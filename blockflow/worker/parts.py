@@ -65,6 +65,11 @@ class Parts:
     monitor: KpiMonitor
     sampler: StageSampler
 
+    def ebb(self, now_ns: int) -> None:
+        """Give back memory that a burst has left; to be called now and then."""
+        self.memory.ebb(now_ns)
+        self.runner.pool.ebb(now_ns)
+
 
 def open_parts(
     launch: WorkerLaunch,

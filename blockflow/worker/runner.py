@@ -1,8 +1,7 @@
 """Runner: loads the worker's blocks and computes its batches.
 
 All of it happens in the worker's engine thread, but for the forwards of further lanes, each of
-which has a thread of its own: threads are planned per worker, as many for each lane. It touches no
-socket and keeps no books.
+which has a thread of its own. It touches no socket and keeps no books.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ class Runner:
         threads: the intra-op threads in use, of each lane.
         landed: called, in another thread, with a batch that :meth:`compute` has left ``landing``.
         copied: by stage, what was copied of its inputs.
+        pool: memory of what stays in this process.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Runner:
         self._at_work = at_work
         self._stages = stages
         self._failpoints = points
-        self._pool = BufferPool()
+        self.pool = BufferPool()
         self._dtypes = {n: getattr(torch, s.contract.output.dtype) for n, s in stages.items()}
         self._device_done_ns = 0
         self.landed: Callable[[Batch], None] = lambda _: None
@@ -257,7 +257,7 @@ class Runner:
         out: torch.Tensor | None,
     ) -> None:
         """One forward of ``tickets``; the result is in ``out``, or in ``batch.result`` without."""
-        x, joined = gathered(tickets, batch.pad_to, stage.fill, self._pool)
+        x, joined = gathered(tickets, batch.pad_to, stage.fill, self.pool)
         if self._memory is not None and self._memory.device is not None:
             self._memory.begins()
         if joined and not batch.probe:
@@ -269,7 +269,7 @@ class Runner:
             place = None
         elif out is None and not x.is_cuda:
             dims = stage.output_dims(tickets[0].source.dtype, x.shape)
-            place = self._pool.take(dims, self._dtypes[stage.number])
+            place = self.pool.take(dims, self._dtypes[stage.number])
         if not batch.compute_from_ns:
             batch.compute_from_ns = time.monotonic_ns()
         y = engine.run(x, place)

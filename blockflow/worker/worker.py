@@ -302,7 +302,7 @@ class Worker:
                 case control.Ping():
                     self._agent.heard(message.seq)
                     self._adoption.check()
-                    parts.memory.ebb(time.monotonic_ns())
+                    parts.ebb(time.monotonic_ns())
                 case _:
                     self._obey(parts, message)
                     parts.turns.poke()  # slots, policies, routes: there may be work now

@@ -14,7 +14,9 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.routing import merge_paths
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.tensormq.ebb import WINDOW_NS
 from blockflow.wire.data import Item
+from blockflow.worker import buffer_pool as made_by
 from blockflow.worker.buffer_pool import LEAST, BufferPool, _rounded
 from blockflow.worker.failpoints import FailPoints
 from blockflow.worker.runner import Runner
@@ -98,12 +100,37 @@ def test_one_that_is_too_small_makes_way() -> None:
         assert kib * KIB <= free_bytes(pool) <= kib * KIB * 9 // 8 + mmap.PAGESIZE
 
 
+def test_what_a_burst_has_left_is_given_back() -> None:
+    pool = BufferPool()
+    pool.ebb(1)
+    burst = [taken(pool, 4096).fill_(1) for _ in range(3)]
+    held, steady = burst[0][:1], [taken(pool, 128) for _ in range(2)]
+    del burst, steady
+    pool.ebb(WINDOW_NS)
+    assert free_bytes(pool) == 2 * (4096 + 128) * KIB, "the window goes on"
+    pool.ebb(WINDOW_NS + 1)
+    assert free_bytes(pool) == 2 * (4096 + 128) * KIB, "needed within it"
+    taken(pool, 128)
+    pool.ebb(2 * WINDOW_NS)
+    assert free_bytes(pool) == 2 * (4096 + 128) * KIB
+    pool.ebb(2 * WINDOW_NS + 1)
+    assert free_bytes(pool) == 128 * KIB, "of one size the same are used again"
+    assert (held == 1).all(), "what somebody looks at stays"
+    del held
+    assert free_bytes(pool) == (4096 + 128) * KIB
+    for window in (3, 4):  # the other one is in use, and a large one is all that is left
+        small = [taken(pool, 128), taken(pool, 128)]
+        del small
+        pool.ebb(window * WINDOW_NS + 1)
+    assert free_bytes(pool) == 128 * KIB, "not half of it was needed"
+
+
 def test_a_machine_without_memory_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_args: Any, **_kw: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     pool = BufferPool()
-    monkeypatch.setattr(mmap, "mmap", none_left)
+    monkeypatch.setattr(made_by, "_Buffer", none_left)
     assert pool.take((LEAST,), torch.uint8) is None
 
 

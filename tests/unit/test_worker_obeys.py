@@ -15,6 +15,7 @@ from blockflow.core.routing import RouteTable, StageRoute
 from blockflow.tensormq.agent import Mailbox
 from blockflow.wire import control
 from blockflow.worker.monitor import AskKpi, Snapshot
+from blockflow.worker.parts import Parts
 from blockflow.worker.runner import Loaded, release_load_memory
 from blockflow.worker.sampling import StageSample
 from blockflow.worker.scheduler import Scheduler
@@ -64,6 +65,7 @@ class Rig:
                     consumer=SimpleNamespace(peer_gone=self.done.append),
                     ebb=lambda now: self.done.append("memory given back"),
                 ),
+                ebb=lambda now: Parts.ebb(self.parts, now),
                 turns=SimpleNamespace(
                     later=self.done.append, poke=lambda: self.done.append("poked")
                 ),
@@ -73,7 +75,10 @@ class Rig:
                 endpoint="ipc://me",
                 intake=SimpleNamespace(malformed=1),
                 push=SimpleNamespace(pending=lambda: 4),
-                runner=SimpleNamespace(threads=5),
+                runner=SimpleNamespace(
+                    threads=5,
+                    pool=SimpleNamespace(ebb=lambda now: self.done.append("and its buffers")),
+                ),
                 executor=SimpleNamespace(lanes=2, withdrawn=6, backlog=SimpleNamespace(copies=7)),
                 sampler=SimpleNamespace(sample=lambda now: StageSample()),
             ),
@@ -132,7 +137,7 @@ def test_the_dead_are_told_to_who_sends_and_to_who_reads(rig: Rig) -> None:
 def test_a_ping_is_heard_and_the_monitor_gets_its_rate_and_its_answers(rig: Rig) -> None:
     rig.read(control.Ping(8), control.Monitor(2.5), AskKpi())
     *done, answer = rig.done
-    assert done == [8, "adoption", "memory given back", 2.5, "poked"]
+    assert done == [8, "adoption", "memory given back", "and its buffers", 2.5, "poked"]
     assert isinstance(answer, Snapshot)
     assert answer.counters == {
         "malformed": 1,
