@@ -82,17 +82,18 @@ class Acceptance:
         check = engine_check(repository, running)
         cores = manager.brain.realm.settings.cores
         draft = draft_topology(body, lookup, policy_problems, check, cores, find)
-        topology = self._profiles.with_costs(draft.topology)
-        crowded = crowding_problems(topology, cores, draft.index)
-        # With more threads than cores it is judged as if that was meant: nothing better is known.
-        judged = replace(topology, oversubscribe=True) if crowded else topology
-        unfit: list[Problem] = []
-        if draft.whole:  # else the threads that the plan would give are not known
-            try:
+        judged, crowded, unfit = draft.topology, list[Problem](), list[Problem]()
+        try:
+            judged = self._profiles.with_costs(judged)
+            crowded = crowding_problems(judged, cores, draft.index)
+            # With more threads than cores it is judged as if that was meant: nothing better is
+            # known.
+            judged = replace(judged, oversubscribe=True) if crowded else judged
+            if draft.whole:  # else the threads that the plan would give are not known
                 judged = with_stages(judged, cores, self._profiles)
                 unfit = policy_misfits(judged, cores, self._profiles)
-            except BlockFlowError as e:  # a profile cannot be read just now
-                unfit = [Problem("$.blocks", f"{e.code}: {e.message}", e.hint, e.code)]
+        except BlockFlowError as e:  # a profile cannot be read just now
+            unfit = [Problem("$.blocks", f"{e.code}: {e.message}", e.hint, e.code)]
         found = [*problems, *draft.problems, *crowded, *unfit]
         if found:
             raise invalid_update(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,11 @@ from blockflow.repository.profile_record import ProfileRecord
 from blockflow.repository.profiles import ProfileStore
 from blockflow.repository.repository import BlockRepository
 from blockflow.wire.control import SetPolicy
+
+
+def passing(error: BlockFlowError) -> bool:
+    """It is the repository that is away, or room to read it that is lacking at present."""
+    return is_away(error) or error.code == NO_ROOM
 
 
 class ProfileShelf:
@@ -56,7 +60,7 @@ class ProfileShelf:
         try:
             return self._profiled(stage, device, threads)
         except BlockFlowError as e:
-            if e.code == NO_ROOM or is_away(e):
+            if passing(e):
                 raise
         info = BlockInfo.from_dict(stage["block"])
         with passed_over():  # what is wrong with a block its worker says
@@ -75,12 +79,23 @@ class ProfileShelf:
 
     def with_costs(self, topology: Topology) -> Topology:
         """``topology`` with what steers its plan of threads: the measured cost of each block that
-        has a profile, and how many batches each policy overlaps."""
+        has a profile, and how many batches each policy overlaps.
+
+        Raises:
+            BlockFlowError: as :meth:`attach`, where a block has a policy: by another plan it may
+                get threads that it was not measured with, and would go without its policy.
+        """
+        batched = any(spec.batching.policy != "none" for spec in topology.blocks.values())
         costs: dict[str, float] = {}
         for name, spec in topology.blocks.items():
             asked = spec.engine, spec.precision, spec.options, spec.device
-            with suppress(BlockFlowError, ValueError):  # not measured, or not with one thread
+            try:
                 costs[name] = self._find(topology.infos[name], *asked).profile.ms(1)
+            except ValueError:
+                continue  # not measured with one thread
+            except BlockFlowError as e:
+                if batched and passing(e):
+                    raise
         return with_overlap(replace(topology, costs=costs))
 
     def state(self, spec: BlockSpec, info: BlockInfo) -> dict[str, Any]:

@@ -14,15 +14,13 @@ import time
 from blockflow.batching.registry import policy_problems
 from blockflow.control.accept import stored_lookup
 from blockflow.control.disk import Disk
-from blockflow.control.fleet import NO_ROOM
 from blockflow.control.manager import Manager
 from blockflow.control.policies import with_fitting
-from blockflow.control.profiles import ProfileShelf
+from blockflow.control.profiles import ProfileShelf, passing
 from blockflow.control.stored import StoredState
 from blockflow.control.update import Update
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.model import BlockInfo
-from blockflow.core.scarcity import is_away
 from blockflow.core.topology import Topology, parse_topology
 from blockflow.repository.repository import BlockRepository
 
@@ -123,14 +121,14 @@ class Restoration:
             try:
                 return stored(name)
             except BlockFlowError as e:
-                self._away |= _passing(e)
+                self._away |= passing(e)
                 raise
 
-        topology = shelf.with_costs(parse_topology(state.topology, lookup, policy_problems))
+        topology = parse_topology(state.topology, lookup, policy_problems)
         try:
-            topology, unfit = with_fitting(topology, settings.cores, shelf)
+            topology, unfit = with_fitting(shelf.with_costs(topology), settings.cores, shelf)
         except BlockFlowError as e:
-            self._away |= _passing(e)
+            self._away |= passing(e)
             raise
         return topology, (*notes, *unfit)
 
@@ -147,8 +145,3 @@ class Restoration:
         epoch = self._state.epoch
         log.error("the stored topology (epoch %d) cannot be deployed: %s", epoch, error)
         return self._manager.brain.restore_failed(epoch, error, time.monotonic_ns())
-
-
-def _passing(error: BlockFlowError) -> bool:
-    """It is the repository that is away, or room to read it that is lacking at present."""
-    return is_away(error) or error.code == NO_ROOM

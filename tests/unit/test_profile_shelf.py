@@ -100,6 +100,21 @@ def test_plans_count_what_was_measured_with_one_thread(
     }
 
 
+def test_a_plan_for_policies_is_not_made_without_a_cost_that_cannot_be_read_just_now(
+    shelf: Shelf, repository: BlockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RepositoryError("UNKNOWN_BLOCK", "does not answer", details={"away": True})
+
+    monkeypatch.setattr(shelf, "_find", fails)
+    body: dict[str, Any] = {"blocks": ["a", "b"], "tasks": {"t": ["a", "b"]}}
+    topology = parse_topology(body, repository.info, policy_problems)
+    assert shelf.with_costs(topology).costs == {}, "nobody goes without a policy for it"
+    body["blocks"][1] = {"name": "b", "batching": {"policy": "window"}}
+    with pytest.raises(RepositoryError, match="does not answer"):
+        shelf.with_costs(parse_topology(body, repository.info, policy_problems))
+
+
 def test_people_are_told_whether_it_holds_and_what_makes_one(
     shelf: Shelf, repository: BlockRepository
 ) -> None:

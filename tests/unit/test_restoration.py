@@ -15,7 +15,6 @@ from control_rig import echo_repository
 
 from blockflow.control import restoration
 from blockflow.control.manager import Manager
-from blockflow.control.profiles import ProfileShelf
 from blockflow.control.restoration import Restoration
 from blockflow.control.stored import StoredState
 from blockflow.core.errors import BlockFlowError, RepositoryError, SystemError_
@@ -123,33 +122,36 @@ def test_a_folder_may_be_away_and_a_block_is_missing(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
-@pytest.mark.parametrize("file", ["manifest.json", "fp32.json"])
+@pytest.mark.parametrize(
+    ("file", "before"),
+    [("manifest.json", 0), ("fp32.json", 0), ("fp32.json", 1)],
+    ids=["block", "for the plan of threads", "for its policy"],
+)
 def test_what_cannot_be_read_just_once_costs_no_block_its_place_or_policy(
-    file: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, before: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until somebody applied the topology again."""
     profile(echo_repository(tmp_path), {"b": (1.0, 0.1)})
     lbci = {"policy": "lbci", "t_opt_ms": 500}
     body = {"blocks": [{"name": "b", "batching": lbci}], "tasks": {"t": ["b"]}}
-    opened, fails = os.open, [number]
+    opened, fates = os.open, [number, *[0] * before]
 
     def fail_once(path: Any, *args: Any, **kwargs: Any) -> int:
-        if str(path).endswith(file) and fails:
-            raise OSError(fails.pop(), "just now")
+        if str(path).endswith(file) and fates and (fate := fates.pop()):
+            raise OSError(fate, "just now")
         return opened(path, *args, **kwargs)
 
     it, deployed = Restored(), list[Topology]()
     it._state = cast(Any, SimpleNamespace(epoch=3, topology=body, posted=body, digests={}))
     it.settings.repository = tmp_path
     monkeypatch.setattr(it.brain, "restore", lambda topology, *_: deployed.append(topology))
-    # What plans count is worth no wait.
-    monkeypatch.setattr(ProfileShelf, "with_costs", lambda _, topology: topology)
     monkeypatch.setattr(os, "open", fail_once)
     it.begin()
     assert it._thread is not None
     it._thread.join(60)
     (topology,) = deployed
     assert topology.blocks["b"].batching.model_dump() == lbci and len(it.pauses) == 1
+    assert topology.costs.keys() == {"b"}
 
 
 def test_what_is_away_is_awaited_ever_less_often() -> None:
