@@ -40,7 +40,7 @@ from blockflow.launch.process import (
     start_time,
 )
 from blockflow.launch.vitals import read_vitals
-from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Ward, awaited
+from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Reaped, Ward, awaited
 from blockflow.launch.whereabouts import leave_what_is_gone
 from blockflow.tensormq.janitor import RunDir, sweep_stale
 
@@ -53,8 +53,7 @@ ADOPTIONS = 2
 """How many Managers may die, and not hang, before one has taken over; then it is begun anew."""
 
 _AGAIN_S = 1.0  # between two tries to start a successor that the machine has no room for
-_LEAVE_S = 2.0
-"""After the lifeline is cut processes end by themselves for so long before they are killed."""
+_LEAVE_S = 2.0  # after the lifeline is cut, before who does not end by itself is killed
 _KILL_S = 5.0
 _STOP_S = 60.0
 """A Manager that was told to end has this long, with all that it ends."""
@@ -73,6 +72,7 @@ class Guardian:
         self._ledger = RestartLedger(MANAGER_POLICY)
         self._kills = KillWatch()
         self._kept: dict[str, Kept] = {}
+        self._reaped = Reaped()  # also those of whom no Manager came to read
         self._manager = self._client_port = self._began_ns = 0
         self._served = False  # some Manager was
         self._took_over = True  # the present one is
@@ -147,7 +147,7 @@ class Guardian:
         self._anew, self._hung, self._short = "", "", None
         self._took_over, self._spoke_ns = False, 0
         try:
-            mine, theirs = Line.pair()
+            mine, theirs = Line.pair(self._reaped)
             try:
                 pid = os.fork()
             except OSError:
@@ -282,8 +282,10 @@ class Guardian:
                 self._drop(TEMPLATE)  # from here on its number may be another one's
             if pid == self._manager:
                 self._manager, ended = 0, status
-            elif self._manager:
-                self._line.tell_reaped(pid, status)
+            else:
+                self._reaped.note(pid, status)
+                if self._manager:
+                    self._line.tell_reaped(pid, status)
 
     def _pause(self, now_ns: int) -> None:
         """Wait until the next Manager may be started. Raises SystemError_ when none may be."""
@@ -394,6 +396,5 @@ class Guardian:
         return ours | ({self._manager: start_time(self._manager)} if self._manager else {})
 
     def _drop(self, name: str) -> None:
-        kept = self._kept.pop(name, None)
-        if kept is not None:
+        if kept := self._kept.pop(name, None):
             os.close(kept.fd)

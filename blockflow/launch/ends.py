@@ -54,3 +54,8 @@ def template_died(status: int | None) -> SystemError_:
         how += "; the output of `blockflow up` has its last words"
         hint, details[AWAY] = "mend the installation", True
     return SystemError_("INTERNAL", f"the template process died{how}", hint=hint, details=details)
+
+
+def template_late(what: str) -> SystemError_:
+    """TIMEOUT: the template has not done ``what`` in time."""
+    return SystemError_("TIMEOUT", f"waited too long for {what}", where="template")

@@ -18,7 +18,7 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.begin import start_template
 from blockflow.launch.child import Order
-from blockflow.launch.ends import template_died, unreaped_status
+from blockflow.launch.ends import template_died, template_late, unreaped_status
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
 from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
@@ -157,7 +157,7 @@ class TemplateLauncher(Launcher):
             while (child := self.attempt(entry, spec, name)) is None:
                 look = min(end, time.monotonic() + _LOOK_S)
                 if not self._have_message(look) and look == end:
-                    raise _late("the template to import its modules")
+                    raise template_late("the template to import its modules")
             return child
 
     def attempt(self, entry: str, spec: Mapping[str, Any], name: str) -> Child | None:
@@ -255,7 +255,7 @@ class TemplateLauncher(Launcher):
     def _receive(self, end: float, what: str) -> None:
         """Wait for one message until ``end``. Raises SystemError_ when there will be none."""
         if not self._have_message(end):
-            raise _late(what)
+            raise template_late(what)
         self._connected()
 
     def _have_message(self, end: float) -> bool:
@@ -366,7 +366,10 @@ class TemplateLauncher(Launcher):
 
     def _how_ended(self, pid: int) -> int:
         with self._lock:
-            return self._gone.get(pid, EXIT_UNKNOWN)
+            status = self._gone.get(pid)
+            if status is None and self._line is not None:  # its parent, the template, is dead, too
+                status = self._line.reaped(pid, 0.0)
+            return EXIT_UNKNOWN if status is None else status
 
     def _collect(self, serial: int, pid: int, pidfd: int) -> int:
         """How an ended child ended: as its parent will be told, or as it reports; that is the
@@ -394,7 +397,3 @@ class TemplateLauncher(Launcher):
             self._have_message(min(end, time.monotonic() + _LOOK_S))
             self._end_stopped()
         return self._statuses.pop(serial, None)
-
-
-def _late(what: str) -> SystemError_:
-    return SystemError_("TIMEOUT", f"waited too long for {what}", where="template")

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from blockflow.core.errors import BlockFlowError
@@ -67,18 +68,31 @@ class Kept:
     started: int
 
 
+class Reaped(dict[int, int]):
+    """How the last of those ended that the guardian has collected: process id -> status."""
+
+    def note(self, pid: int, status: int) -> None:
+        self.pop(pid, None)
+        if len(self) >= _STATUSES_KEPT:
+            del self[next(iter(self))]
+        self[pid] = status
+
+
 class Line:
     """One end of the socket between guardian and Manager."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._reaped: dict[int, int] = {}
+        self._reaped = Reaped()
         self._alive_ns = 0
 
     @staticmethod
-    def pair() -> tuple[Line, Line]:
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return Line(one), Line(other)
+    def pair(reaped: Mapping[int, int] = MappingProxyType({})) -> tuple[Line, Line]:
+        """The guardian's end, and the Manager's, which knows of all that were ``reaped``: a former
+        Manager that was told of them may have died as well."""
+        one, other = map(Line, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        other._reaped.update(reaped)
+        return one, other
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -124,9 +138,7 @@ class Line:
         while readable(self._end.fileno(), 0):
             match self._receive()[0]:
                 case ["reaped", int(pid), int(status)]:
-                    if len(self._reaped) >= _STATUSES_KEPT:
-                        del self._reaped[next(iter(self._reaped))]
-                    self._reaped[pid] = status
+                    self._reaped.note(pid, status)
                 case []:
                     return
 

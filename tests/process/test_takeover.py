@@ -254,6 +254,8 @@ def test_another_launcher_goes_on_with_template_and_children(
         assert second.template_pid == pid
         assert second.adopt("ends#0", ends.pid, began[ends.pid]) == -signal.SIGKILL
         assert second.adopt("stays#0", stays.pid, began[stays.pid] + 1) == EXIT_UNKNOWN
+        guardian.tell_reaped(stays.pid, 7)  # an orphan with this number
+        assert second.adopt("stays#0", stays.pid, began[stays.pid] + 1) == 7
         again = second.adopt("stays#0", stays.pid, began[stays.pid])
         assert isinstance(again, Child) and again.poll() is None
         third = second.launch(ENTRY, spec_for(tmp_path, 4), "w#1")
