@@ -140,7 +140,8 @@ class Prober:
                     if order is None:
                         open_ = False
                     elif isinstance(order, Prove):
-                        self._begin(order, push)
+                        tcp = order.endpoint.startswith("tcp:")
+                        self._begin(order, push, guard.lost() if tcp else None)
                     else:
                         self._drop(order, push)
                         self._consumer.peer_gone(order)
@@ -154,9 +155,12 @@ class Prober:
         context.term()
         self._consumer.close()
 
-    def _begin(self, order: Prove, push: PushCache) -> None:
+    def _begin(self, order: Prove, push: PushCache, unreachable: SystemError_ | None) -> None:
         trial = _Trial(order, time.monotonic_ns(), {})
         self._trials[order.incarnation] = trial
+        if unreachable is not None:
+            self._end(trial, unreachable, push)
+            return
         try:
             for stage, block in order.blocks:
                 self._count += 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import zmq
 
+from blockflow.core.errors import SystemError_
 from blockflow.core.text import worth_a_line
 from blockflow.tensormq.keys import (
     ClientKeys,
@@ -159,7 +160,7 @@ class LinkGuard:
         self.connect: Protect | None = None
         self._keeper = keeper
         self._pair: KeyPair | None = None
-        path = run_dir / LINK_FILE
+        path = self._path = run_dir / LINK_FILE
         if path.exists():
             pair = self._pair = read_key_file(path)
             self.connect = as_client(ClientKeys(pair, pair.public))
@@ -170,6 +171,18 @@ class LinkGuard:
         if pair is None or transport != "tcp":
             return None
         return self._keeper.protect(WORKERS, pair, lambda key: key == pair.public)
+
+    def lost(self) -> SystemError_ | None:
+        """What keeps a process that has started just now from being reached by TCP, if its key is
+        not there any more: its links are plain, and those of all others are not."""
+        if self._pair is None or self._path.exists():
+            return None
+        return SystemError_(
+            "UNAUTHORIZED",
+            "the key of the links between processes is gone: who starts now cannot be reached",
+            where=str(self._path),
+            hint="end `blockflow up` and start it again; nobody but it removes files there",
+        )
 
 
 def make_link_key(run_dir: Path) -> None:

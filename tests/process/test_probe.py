@@ -19,7 +19,7 @@ from blockflow.control.events import Prove, Proved
 from blockflow.control.probe import Prober
 from blockflow.core.errors import BlockError, SystemError_
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
-from blockflow.tensormq.curve import LINK_FILE
+from blockflow.tensormq.curve import LINK_FILE, make_link_key
 from blockflow.tensormq.janitor import RunDir, run_root
 from blockflow.tensormq.push import PushCache
 from blockflow.tensormq.sockets import bind_pull, new_context
@@ -203,6 +203,24 @@ def test_of_the_dead_nothing_is_reported(rig: Rig) -> None:
     rig.answer(other)
     rig.outcome()
     assert rig.outcomes.empty()
+
+
+def test_who_has_no_key_because_it_is_gone_is_told_so(tmp_path: Path) -> None:
+    """Nobody would ever answer, and after a minute the worker would not have been ready in time."""
+    make_link_key(tmp_path)
+    outcomes: queue.Queue[Proved] = queue.Queue()
+    prober = Prober(tmp_path, PROBER, outcomes.put)
+    prober.start()
+    (tmp_path / LINK_FILE).unlink()
+    try:
+        for incarnation, endpoint in ((8, f"ipc://{tmp_path}/8"), (9, "tcp://127.0.0.1:9")):
+            prober.prove(Prove(incarnation, endpoint, "tensormq", ((11, BLOCK),)))
+        outcome = outcomes.get(timeout=WAIT_S)
+    finally:
+        prober.close()
+    assert outcomes.empty() and outcome.incarnation == 9, "a socket file needs no key"
+    assert outcome.error is not None and outcome.error.code == "UNAUTHORIZED"
+    assert outcome.error.where == str(tmp_path / LINK_FILE)
 
 
 def test_a_key_that_cannot_be_read_ends_the_start_and_not_the_thread(tmp_path: Path) -> None:
