@@ -246,6 +246,20 @@ class Manifest(_Strict):
         form = self.variants.get(variant)
         return form.digest if form is not None else None
 
+    def with_choice(self, machine: str, choice: Choice, measured: BlockInfo) -> Manifest | None:
+        """This manifest with what was chosen for ``machine`` among the files that ``measured`` has;
+        None where the block, or a file that the choice loads, is another one by now, and the choice
+        need not hold for that."""
+        if self.sha256 != measured.digest:
+            return None
+        for kind in files_of(choice.engine, choice.precision):
+            known, now = measured.variants.get(kind), self.variants.get(kind)
+            if known is None or (now is not None and now.digest == known.digest):
+                continue
+            if now is None or not choice.holds(machine, now):
+                return None
+        return self.model_copy(update={"choices": {**self.choices, machine: choice}})
+
     def with_variant(self, kind: str, form: VariantForm) -> Manifest:
         """This manifest with another form of the artifact, and without the choices that were
         measured with another file of that kind and do not hold for this one."""

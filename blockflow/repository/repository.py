@@ -213,24 +213,24 @@ class BlockRepository:
             put_manifest(folder, stored, stored_in)
         return stored.to_info()
 
-    def save_choice(self, name: str, machine: str, choice: Choice, *, digest: str) -> BlockInfo:
+    def save_choice(self, measured: BlockInfo, machine: str, choice: Choice) -> BlockInfo:
         """Record what ``engine: auto`` means for a block on a machine.
 
         Args:
-            name: the block.
+            measured: the block, with the variants that it had when it was measured.
             machine: its fingerprint.
             choice: what was measured and chosen.
-            digest: of the artifact that was measured.
 
         Raises:
-            RepositoryError: DIGEST_MISMATCH when the block has been replaced meanwhile.
+            RepositoryError: DIGEST_MISMATCH when the block, or a variant that was chosen, has been
+                replaced meanwhile.
         """
-        with self._locked(name) as folder:
-            stored_in, manifest = self._choose(folder, name, digest)
-            if manifest.sha256 != digest:
-                raise self._mismatch(name, "the block was replaced while it was being measured")
-            choices = {**manifest.choices, machine: choice}
-            stored = manifest.model_copy(update={"choices": choices})
+        with self._locked(measured.name) as folder:
+            stored_in, manifest = self._choose(folder, measured.name, measured.digest)
+            stored = manifest.with_choice(machine, choice, measured)
+            if stored is None:
+                why = "the block was replaced while it was being measured"
+                raise self._mismatch(measured.name, why)
             put_manifest(folder, stored, stored_in)
         return stored.to_info()
 

@@ -50,7 +50,7 @@ def blocks(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tolerance=0.01,
         when="2026-01-01T00:00:00+00:00",
     )
-    repository.save_choice("a", fingerprint(), choice, digest=info.digest)
+    repository.save_choice(info, fingerprint(), choice)
     return folder
 
 

@@ -63,9 +63,8 @@ def test_that_a_choice_is_forgotten_is_told_with_the_command_that_makes_another(
     """It holds for the same file, and for one that is as exact as was asked for."""
     save_block(store := BlockRepository(tmp_path), "a")
     bench = Bench()
-    digest = store.info("a").digest
     assert convert_block(store, "a", "onnx", bench).warning == ""
-    store.save_choice("a", "machine", choice(), digest=digest)
+    store.save_choice(store.info("a"), "machine", choice())
     assert convert_block(store, "a", "onnx", bench).warning == ""
     assert "machine" in store.info("a").choices
     monkeypatch.setattr(bench, "make", lambda *given: given[-1].write_bytes(b"otherwise"))

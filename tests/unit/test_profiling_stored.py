@@ -33,8 +33,8 @@ def test_refused_engines_and_a_choice_that_does_not_count_are_told(
     repository = BlockRepository(tmp_path)
     digest = save_block(repository, "b").digest
     other = choice().model_copy(update={"engine": "exported"})
-    repository.save_choice("b", "another-machine", other, digest=digest)
-    repository.save_choice("b", fingerprint(), choice(), digest=digest)
+    repository.save_choice(repository.info("b"), "another-machine", other)
+    repository.save_choice(repository.info("b"), fingerprint(), choice())
     show = ["profile", "b", "--show", "-r", str(tmp_path)]
 
     def shown() -> str:

@@ -139,7 +139,7 @@ def test_a_missing_or_altered_variant(repository: BlockRepository) -> None:
 def test_what_was_made_of_another_artifact_is_not_kept(repository: BlockRepository) -> None:
     old = save_block(repository, "b")
     repository.save_variant("b", "onnx", form(), b"an onnx file", digest=old.digest)
-    repository.save_choice("b", "machine", choice(), digest=old.digest)
+    repository.save_choice(old, "machine", choice())
     profile = repository.root / "b" / "profile-machine.json"
     profile.write_text("{}")
     new = save_block(repository, "b", b"another model")
@@ -148,7 +148,7 @@ def test_what_was_made_of_another_artifact_is_not_kept(repository: BlockReposito
     assert profile.exists()  # its owner judges it
     for save in (
         lambda: repository.save_variant("b", "onnx", form(), b"x", digest=old.digest),
-        lambda: repository.save_choice("b", "machine", choice(), digest=old.digest),
+        lambda: repository.save_choice(old, "machine", choice()),
     ):
         with pytest.raises(RepositoryError) as e:
             save()
@@ -163,7 +163,7 @@ def test_what_was_made_of_another_artifact_is_not_kept(repository: BlockReposito
 def test_choices_are_kept_per_machine(repository: BlockRepository) -> None:
     info = save_block(repository, "b")
     for machine in ("one", "two"):
-        info = repository.save_choice("b", machine, choice(), digest=info.digest)
+        info = repository.save_choice(info, machine, choice())
     assert set(info.choices) == {"one", "two"}
     assert info.choices["one"]["engine"] == "openvino"
     again = repository.save_variant("b", "onnx", form(), b"x", digest=info.digest)
@@ -182,7 +182,7 @@ def test_a_choice_that_does_not_hold_for_another_file_is_forgotten(
     for kind, machine in (("onnx", ""), ("onnx-int8", ""), ("aoti", "q")):
         repository.save_variant("b", kind, form(machine), b"one", digest=digest)
     for machine, one in made.items():
-        repository.save_choice("b", machine, one, digest=digest)
+        repository.save_choice(repository.info("b"), machine, one)
 
     def after(kind: str, data: bytes, machine: str = "", **errors: float | None) -> str:
         engines = {name: VerdictForm(error=error) for name, error in errors.items()}
@@ -195,6 +195,25 @@ def test_a_choice_that_does_not_hold_for_another_file_is_forgotten(
     assert after("aoti", b"two", "q") == "mnoq", "of another machine than p's"
     assert after("onnx-int8", b"two", openvino=0.011, onnxruntime=0.0) == "moq"
     assert after("onnx", b"four", openvino=None) == "oq", "not finite"
+
+
+def test_a_choice_measured_with_a_file_that_was_replaced_meanwhile_is_not_recorded(
+    repository: BlockRepository,
+) -> None:
+    """By a ``convert`` beside a ``profile``; unless it holds for the new one as well."""
+    digest = save_block(repository, "b").digest
+    measured = repository.save_variant("b", "onnx", form(), b"one", digest=digest)
+    exact = {"openvino": VerdictForm(error=0.01)}
+    for data, engines in ((b"two", exact), (b"three", {"openvino": VerdictForm(error=0.011)})):
+        other = form().model_copy(update={"engines": engines})
+        repository.save_variant("b", "onnx", other, data, digest=digest)
+        if engines is exact:
+            assert repository.save_choice(measured, "m", choice()).choices.keys() == {"m"}
+    with pytest.raises(RepositoryError, match="while it was being measured") as e:
+        repository.save_choice(measured, "n", choice())
+    assert e.value.code == "DIGEST_MISMATCH" and not repository.info("b").choices
+    by_itself = choice().model_copy(update={"engine": "exported"})
+    assert repository.save_choice(measured, "n", by_itself).choices.keys() == {"n"}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +248,7 @@ def test_a_manifest_that_is_saved_again_takes_no_variants_along(
     """They, and what was measured, are of the artifact that it had."""
     stored = save_block(repository, "a")
     repository.save_variant("a", "openvino", form(), b"converted", digest=stored.digest)
-    repository.save_choice("a", "machine", choice(), digest=stored.digest)
+    repository.save_choice(stored, "machine", choice())
     known = repository.manifest("a")
     assert known.variants and known.choices
     again = repository.save(known, b"retrained")
@@ -237,11 +256,11 @@ def test_a_manifest_that_is_saved_again_takes_no_variants_along(
 
 
 def test_no_manifest_is_written_that_could_not_be_read(repository: BlockRepository) -> None:
-    digest = save_block(repository, "b").digest
+    save_block(repository, "b")
     large = choice().model_copy(update={"options": {"x": "y" * 100_000}})
     for machine in ("m1", "m2"):
-        repository.save_choice("b", machine, large, digest=digest)
+        repository.save_choice(repository.info("b"), machine, large)
     with pytest.raises(RepositoryError, match="none of more than") as e:
-        repository.save_choice("b", "m3", large, digest=digest)
+        repository.save_choice(repository.info("b"), "m3", large)
     assert e.value.code == "REPOSITORY_UNUSABLE"
     assert set(repository.info("b").choices) == {"m1", "m2"}

@@ -187,4 +187,4 @@ def record(
         tolerance=tolerance,
         when=now_utc(),
     )
-    repository.save_choice(info.name, machine, choice, digest=info.digest)
+    repository.save_choice(info, machine, choice)
