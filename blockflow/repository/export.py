@@ -23,7 +23,7 @@ from blockflow.repository.job import Job, Piece, Serving
 from blockflow.repository.manifest import is_block_name, is_version
 from blockflow.repository.padding import promised
 from blockflow.repository.pieces import store_pieces
-from blockflow.repository.probe import example_input, infer_spec, probe_bindings
+from blockflow.repository.probe import example_input, infer_spec, probe_bindings, refuse_rows
 from blockflow.repository.report import ExportReport, Progress, silent
 from blockflow.repository.repository import BlockRepository
 from blockflow.repository.sources import LoadedModel, model_errors
@@ -73,6 +73,7 @@ def export_model(
     Raises:
         ExportError: NOT_SPLITTABLE, EXPORT_FAILED, EXPORT_MISMATCH or VERSION_EXISTS, each with its
             reason.
+        RequestError: TOO_LARGE: a row of the input could never be sent.
     """
     _check(version, format)
     loaded = loaded.outside_inference()
@@ -147,6 +148,7 @@ def export_tree(
             tensor crosses between two blocks, or what stands between them cannot be followed, or
             when a cut is not possible, or in none of the blocks; EXPORT_FAILED, EXPORT_MISMATCH,
             VERSION_EXISTS.
+        RequestError: as of :func:`export_model`.
     """
     _check(version, format)
     loaded = loaded.outside_inference()
@@ -310,7 +312,8 @@ def _names(names: Sequence[str], prefix: str, count: int) -> list[str]:
 
 
 def _examples(loaded: LoadedModel) -> list[Tensor]:
-    """An input for each probing run."""
+    """An input for each probing run. Raises as :func:`refuse_rows`."""
+    refuse_rows(loaded.input, loaded.label)
     return [
         example_input(loaded.input, b, int_below=loaded.int_below, seed=i)
         for i, b in enumerate(probe_bindings(loaded.input))

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from blockflow.core import limits
 from blockflow.core.dims import Dim, names_in, size_of
-from blockflow.core.errors import ExportError
-from blockflow.core.model import DTYPE_BYTES, ROWS, TensorSpec
+from blockflow.core.errors import ExportError, RequestError
+from blockflow.core.model import DTYPE_BYTES, ROWS, TensorSpec, tensor_bytes
 from blockflow.core.scarcity import no_room
 
 PROBE_ROWS = (2, 5)
@@ -32,6 +33,24 @@ def usual_below(dtype: str) -> int:
     """What integer examples stay below where nobody says so: pixels take all that there are, and
     anything else may be a number in a table, whose size is not known."""
     return {"uint8": 256, "int8": 128}.get(dtype, 2)
+
+
+def refuse_rows(spec: TensorSpec, label: str) -> None:
+    """Refuse an input of which no row could ever be sent, before several are made of it.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
+    least = spec.least_dims()
+    nbytes = tensor_bytes(spec.dtype, least)
+    if nbytes > limits.MAX_MESSAGE_BYTES:
+        raise RequestError(
+            "TOO_LARGE",
+            f"a row of the input, {list(least)} at least, has {nbytes} bytes; no tensor that is "
+            f"sent may have more than {limits.MAX_MESSAGE_BYTES}",
+            where=label,
+            hint="smaller dims: see --input; or make it several rows",
+        )
 
 
 def example_input(
