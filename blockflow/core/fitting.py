@@ -38,7 +38,7 @@ def core_problems(spec: BlockSpec, cores: Sequence[int], path: str) -> list[Prob
         problems.append(
             Problem(
                 f"{path}.threads",
-                f"{spec.threads} threads on {most} cores would fight for them",
+                f"{spec.threads} threads on {most} core{'s' * (most > 1)} would fight for them",
                 "give at most one thread per core",
             )
         )

@@ -34,6 +34,14 @@ def a_kind(value: object) -> str:
     return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
 
 
+_JSON = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+
+
+def json_kind(value: object) -> str:
+    """Of what type ``value``, of decoded JSON, is there."""
+    return next((name for kind, name in _JSON.items() if isinstance(value, kind)), "number")
+
+
 _HALF = re.compile("[\ud800-\udfff]")
 
 

@@ -31,6 +31,7 @@ from blockflow.core.jsonpath import member
 from blockflow.core.model import BlockInfo, Contract
 from blockflow.core.paths import path_contract, path_problems
 from blockflow.core.specs import BlockSpec, LimitSpec, Mode, Name, TaskSpec, Transport
+from blockflow.core.text import json_kind
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _BASIS = frozenset({"blocks", "tasks", "limits"})
@@ -202,7 +203,7 @@ def draft_topology(
     """
     problems: list[Problem] = []
     if not isinstance(data, dict):
-        wrong = Problem("$", f"expected a JSON object, got {type(data).__name__}")
+        wrong = Problem("$", f"expected a JSON object, got {json_kind(data)}")
         return Draft(Topology({}, {}, {}), (wrong,), {}, False)
     frame, unsound = _frame(data, problems)
     blocks = _blocks(frame.blocks, problems)
@@ -288,7 +289,7 @@ def _blocks(raw: list[Any], problems: list[Problem]) -> dict[str, BlockSpec]:
         path = f"$.blocks[{i}]"
         if not isinstance(entry, str | dict):
             problems.append(
-                Problem(path, f"a block is a name or an object, not {type(entry).__name__}")
+                Problem(path, f"a block is a name or an object, not {json_kind(entry)}")
             )
             continue
         fields = {"name": entry} if isinstance(entry, str) else entry
@@ -331,9 +332,7 @@ def _tasks(raw: dict[str, Any], problems: list[Problem]) -> dict[str, TaskSpec]:
             hint = "a letter, then up to 63 letters, digits, '_', '.' and '-'"
             problems.append(Problem(path, f"{name!r} is not a valid task id", hint))
         if not isinstance(entry, list | dict):
-            problems.append(
-                Problem(path, f"a task is a path or an object, not {type(entry).__name__}")
-            )
+            problems.append(Problem(path, f"a task is a path or an object, not {json_kind(entry)}"))
             continue
         fields = {"path": entry} if isinstance(entry, list) else entry
         try:

@@ -262,6 +262,7 @@ def test_refusals_are_typed_json(http: httpx.Client) -> None:
     ]
     for answer, code in cases:
         assert error_of(answer)["code"] == code, answer.request.url
+    assert "'a/b'" in error_of(http.get("/v1/blocks/a%2Fb"))["message"]
     assert "POST" in http.put("/v1/ping").headers["allow"]
     assert http.get("/v1/epoch").status_code == 200
 

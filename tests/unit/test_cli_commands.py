@@ -162,9 +162,14 @@ def test_names_that_are_no_names(rest: FakeRest, capsys: pytest.CaptureFixture[s
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--url", "http://127.0.0.1:1"]) == ExitCode.NOT_RUNNING
-    assert "blockflow up" in capsys.readouterr().err
-    assert main(["status", "--url", "http://127.0.0.1:1", "--json"]) == ExitCode.NOT_RUNNING
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and nobody listens
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        assert main(["status", "--url", url]) == ExitCode.NOT_RUNNING
+        assert "blockflow up" in capsys.readouterr().err
+        assert main(["status", "--url", url, "--json"]) == ExitCode.NOT_RUNNING
     assert document(capsys)["error"]["code"] == "NOT_RUNNING"
 
 

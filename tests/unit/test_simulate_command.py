@@ -46,6 +46,7 @@ def test_closed_loops_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: P
     found = document(capsys, "--example", "--arrivals", str(trace), "--warmup", "0", "--seeds", "1")
     assert found["queries"] == 3
     assert found["experiment"]["duration_s"] == pytest.approx(0.301)
+    assert [(e["rate"], e["load"]) for e in (closed, *found["entries"])] == [(None, None)] * 2
 
 
 def test_a_stored_profile_is_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -42,6 +42,23 @@ def found(blocks: list[Any], tasks: dict[str, Any]) -> list[str]:
     return []
 
 
+def said(update: Any, cores: Any = None) -> list[str]:
+    with pytest.raises(TopologyError) as e:
+        parse_topology(update, lookup, cores=cores)
+    return [p.message for p in e.value.problems]
+
+
+def test_what_is_wrong_is_said_in_the_words_of_json_and_in_good_number() -> None:
+    assert said(None) == ["expected a JSON object, got null"]
+    assert said({"blocks": [None], "tasks": {}}) == ["a block is a name or an object, not null"]
+    blocks: list[Any] = [{"name": "a", "threads": 3, "cores": [0]}]
+    task = {"blocks": blocks, "tasks": {"t": True}}
+    one, wrong = "3 threads on 1 core would fight for them", "a task is a path or an object, not "
+    assert said(task, [0, 1]) == [wrong + "boolean", one]
+    blocks[0]["cores"] = [0, 1]
+    assert said(task, [0, 1]) == [wrong + "boolean", one.replace("1 core", "2 cores")]
+
+
 def test_every_edge_of_a_path_is_checked() -> None:
     assert found(["a", "b", "c"], {"t": ["a", "b"]}) == []
     assert found(["a", "b", "c"], {"t": ["a", "b", "c"]}) == ["$.tasks.t[2]"]

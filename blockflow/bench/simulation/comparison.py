@@ -86,8 +86,10 @@ class Entry:
         return {block: dict(sorted(sizes.items())) for block, sizes in total.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON form: medians over the seeds with their bounds."""
-        out: dict[str, Any] = {"policy": self.policy, "rate": self.rate, "load": self.load}
+        """Plain JSON form: medians over the seeds with their bounds. Without a rate (a trace says
+        when queries come, or clients that wait do) ``rate`` and ``load`` are None."""
+        rate, load = (self.rate, self.load) if self.rate else (None, None)
+        out: dict[str, Any] = {"policy": self.policy, "rate": rate, "load": load}
         for which in _LATENCIES:
             found = self.latency(which)
             out[f"{which}_ms"] = None if found is None else asdict(found)

@@ -182,7 +182,7 @@ class RestApp:
             found: dict[str, str] = {}
             for part, segment in zip(parts, segments, strict=True):
                 if part.startswith("{"):
-                    found[part[1:-1]] = shortened(segment, _MOST_SEGMENT)
+                    found[part[1:-1]] = shortened(segment.replace("%2F", "/"), _MOST_SEGMENT)
                 elif part != segment:
                     break
             else:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 from blockflow.core import limits
 from blockflow.core.errors import BlockFlowError, Problem, RequestError, SystemError_
 from blockflow.core.jsonpath import item, member, shortened
+from blockflow.core.text import json_kind
 
 JSON_TYPE = "application/json"
 _MAX_DUPLICATES = 100
@@ -201,7 +202,7 @@ def fields(
     """A small body's fields, checked. Raises SystemError_: BAD_BODY naming all that is wrong."""
     refuse_duplicates(duplicates)
     if not isinstance(body, dict):
-        raise SystemError_("BAD_BODY", f"expected a JSON object, got {_kind(body)}", where="$")
+        raise SystemError_("BAD_BODY", f"expected a JSON object, got {json_kind(body)}", where="$")
     known = {**required, **optional}
     unknown = [k for k in body if k not in known]
     problems = [
@@ -215,11 +216,6 @@ def fields(
         # bool is an int to Python, not to JSON
         right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
         if name in body and not right:
-            problems.append(Problem(f"$.{name}", f"wrong type: {_kind(value)}"))
+            problems.append(Problem(f"$.{name}", f"wrong type: {json_kind(value)}"))
     refuse_duplicates(problems)
     return body
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return next((n for t, n in names.items() if isinstance(value, t)), "number")
