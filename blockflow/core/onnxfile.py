@@ -33,6 +33,9 @@ EXTERNAL_DATA, DATA_LOCATION = 13, 14
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7
+_KEY_BITS = 32
+"""Of a field's number and kind. Frameworks' parsers drop what is beyond them: the field would be
+another one to them than it is here."""
 
 
 class NotOnnx(ValueError):
@@ -57,6 +60,8 @@ def refuse_external(data: bytes | memoryview) -> None:
         inside = FIELDS[message]
         while at < end:
             key, at = _varint(data, at, end)
+            if key >> _KEY_BITS:
+                raise NotOnnx(f"not an ONNX model: a field's number of more than {_KEY_BITS} bits")
             field, wire = key >> 3, key & 7
             value = 0
             start = at

@@ -129,6 +129,18 @@ def test_the_last_of_two_graphs_is_looked_at_as_well() -> None:
         refuse_external(whole() + model(initializer=[elsewhere()]).SerializeToString())
 
 
+@pytest.mark.parametrize("beyond", [1, 7])
+def test_a_field_has_the_number_that_a_parser_sees(beyond: int) -> None:
+    """ONNX Runtime and OpenVINO take the lowest 32 bits of five bytes: a weight in a field of such
+    a number is a weight to them."""
+    weight = elsewhere().SerializeToString()
+    graph = model().graph.SerializeToString() + b"\xaa\x80\x80\x80"  # its fifth field, a message
+    for last, wrong in ((0, ExternalData), (beyond << 4, NotOnnx)):
+        inside = graph + bytes([last, len(weight)]) + weight
+        with pytest.raises(wrong):
+            refuse_external(b"\x3a" + bytes([128 | len(inside) & 127, len(inside) >> 7]) + inside)
+
+
 def test_what_is_no_model() -> None:
     for data in (b"", b"x", b"<?xml version='1.0'?><net/>", b"\xff" * 20, b"\x3a\x7f", b"\x3b\x00"):
         with pytest.raises(NotOnnx, match="not an ONNX model"):
