@@ -10,6 +10,11 @@ from pathlib import Path
 from blockflow.core.errors import RepositoryError
 from blockflow.repository.folder import refuse_link, written
 
+FOLDER_MODE = 0o775
+"""Of each folder of a repository, and those made for it, less what the umask takes: who may write
+there may have code run, so a umask of 0 (that of many a container) does not give this to everybody.
+"""
+
 
 @contextmanager
 def founded(path: Path, locked: Callable[[str], AbstractContextManager[int]]) -> Iterator[int]:
@@ -52,9 +57,11 @@ def _make(path: Path) -> bool:
     """Make the folder; False: it is there already."""
     refuse_link(path)
     with written(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for above in reversed(path.parents):  # mkdir's own way to make them heeds no mode
+            if not above.exists():
+                above.mkdir(FOLDER_MODE, exist_ok=True)
         try:
-            path.mkdir()
+            path.mkdir(FOLDER_MODE)
         except FileExistsError:
             if path.exists() and not path.is_dir():
                 raise

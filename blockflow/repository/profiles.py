@@ -24,6 +24,7 @@ from blockflow.core.model import BlockInfo
 from blockflow.core.scarcity import no_room, passed_over
 from blockflow.repository.descriptors import file_of
 from blockflow.repository.folder import removed_on_failure, unopened
+from blockflow.repository.founding import FOLDER_MODE
 from blockflow.repository.machine import describe, fingerprint
 from blockflow.repository.manifest import is_block_name
 from blockflow.repository.profile_record import (
@@ -265,7 +266,7 @@ class ProfileStore:
             opened.append(os.open(block, _FOLDER_FLAGS, dir_fd=opened[-1]))
             if make:
                 with suppress(FileExistsError):
-                    os.mkdir(FOLDER, dir_fd=opened[-1])
+                    os.mkdir(FOLDER, FOLDER_MODE, dir_fd=opened[-1])
             opened.append(os.open(FOLDER, _FOLDER_FLAGS, dir_fd=opened[-1]))
             yield opened[-1]
         finally:

@@ -194,6 +194,22 @@ def test_each_reason_is_named(store: ProfileStore, repository: BlockRepository) 
     assert "variant" in stale(store, info).message
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0, 0o775), (0o022, 0o755), (0o077, 0o700)])
+def test_not_everybody_may_write_into_a_repository(tmp_path: Path, mask: int, mode: int) -> None:
+    """Nor where the umask is 0: blocks are code that is run."""
+    before = os.umask(mask)
+    try:
+        repository = save_echoes(tmp_path / "new" / "blocks", "a")
+        store = ProfileStore(repository.root, "m1", FACTS)
+        store.save(record(store, [repository.info("a")]))
+    finally:
+        os.umask(before)
+    made = {p: p.stat().st_mode for p in tmp_path.rglob("*")}
+    folders = {p.name: oct(m & 0o777) for p, m in made.items() if p.is_dir()}
+    assert folders == dict.fromkeys(("new", "blocks", "a", "profiles"), oct(mode))
+    assert not [p for p, m in made.items() if m & 0o002]
+
+
 def test_a_complete_record_holds_until_the_next_is_complete(
     store: ProfileStore, repository: BlockRepository
 ) -> None:
