@@ -9,6 +9,7 @@ import typer
 
 from blockflow.cli.exits import ExitCode
 from blockflow.cli.options import Json, print_json
+from blockflow.core.text import visible
 
 if TYPE_CHECKING:
     from blockflow.monitor.doctor.facts import Finding
@@ -85,9 +86,9 @@ def _show(findings: list[Finding]) -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for f in findings:
-        text = Text(f.text)
+        text = Text(visible(f.text))  # others name files, and what listens
         if f.remedy:
-            text.append(f"\n-> {f.remedy}", style="dim")
+            text.append(f"\n-> {visible(f.remedy)}", style="dim")
         table.add_row(Text(str(f.level), style=_STYLES[f.level]), f.check, text)
     counts = Counter(str(f.level) for f in findings)
     told = ", ".join(f"{counts[level]} {level}" for level in _STYLES if counts[level])

@@ -16,7 +16,7 @@ from blockflow.cli.complete import complete_block, complete_task
 from blockflow.cli.exits import exit_code
 from blockflow.cli.streams import complain
 from blockflow.core.errors import BlockFlowError, RequestError
-from blockflow.core.text import has_half
+from blockflow.core.text import has_half, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,8 +202,8 @@ def close_json(document: dict[str, Any], error: BlockFlowError | None) -> None:
 
 
 def print_line(text: str) -> None:
-    """A line of a command's answer for people."""
-    sys.stdout.write(text + "\n")
+    """A line of a command's answer for people; it may quote anything."""
+    sys.stdout.write(visible(text) + "\n")
 
 
 def print_answer(answer: Any, json_: bool, lines: Iterable[str]) -> None:

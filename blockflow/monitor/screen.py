@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.cells import cell_len
@@ -37,7 +38,8 @@ def render(grid: Grid, width: int) -> Text:
     One text, and no table of rich's: that measures and wraps each cell anew, which takes seconds
     for some thousand tasks, and here every cell is one line whose width is known.
     """
-    shown = grid.fitted(width)
+    quoted = tuple(tuple(map(visible, row)) for row in grid.rows)
+    shown = replace(grid, rows=quoted).fitted(width)
     names = tuple(c.name for c in shown.columns)
     rows = (names, *shown.rows)
     extents = [max(cell_len(row[i]) for row in rows) for i in range(len(names))]
@@ -57,7 +59,7 @@ def render(grid: Grid, width: int) -> Text:
 def status_screen(status: Doc, width: int) -> Group:
     """What ``blockflow status`` shows."""
     lines = [*endpoints(status), *legs(status), *reruns(status), *slices(status)]
-    parts: list[Any] = [_head(status), *(Text(line, style="dim") for line in lines)]
+    parts: list[Any] = [_head(status), *(Text(visible(line), style="dim") for line in lines)]
     grids = (block_grid(status), task_grid(status), process_grid(status))
     return Group(*parts, *_notices(status), *_spaced(grids, width))
 
@@ -78,7 +80,7 @@ def top_screen(
         line = f"{at_work}   cpu {percent(totals.get('cpu_percent'))} of {whole}%   {line}"
     parts = [_head(status), Text(line, style="dim"), *_notices(status)]
     if note:
-        parts.append(Text(note, style="red"))
+        parts.append(Text(visible(note), style="red"))
     console = Console(width=width)
     above = sum(max(len(p.wrap(console, width)), 1) for p in parts)
     room = None if height is None else height - above
@@ -97,7 +99,8 @@ def show_grid(grid: Grid) -> None:
 
 
 def _head(status: Doc) -> Text:
-    return Text(headline(status), style=f"bold {_STATES.get(str(status.get('state')), 'yellow')}")
+    style = f"bold {_STATES.get(str(status.get('state')), 'yellow')}"
+    return Text(visible(headline(status)), style=style)
 
 
 def _notices(status: Doc) -> list[Text]:

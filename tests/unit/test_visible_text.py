@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from fake_rest import FakeRest
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -53,6 +57,49 @@ def test_a_crashes_log_is_shown_as_it_is() -> None:
     console.print(status_screen(status, 120))
     text = console.export_text()
     assert "\\x1b[2Jboo" in text and "\x1b[2J" not in text
+
+
+def acts(text: str) -> bool:
+    """Of what is no terminal's rich makes plain text."""
+    return not {"\x1b", "\x07", "\u202e", "\x9b"}.isdisjoint(text)
+
+
+RUDE = "\x1b]0;owned\x07\u202e\x9b2J"
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "answer"),
+    [
+        ("status", "GET /v1/status", {"state": RUDE, "rest": RUDE, "tasks": [{"name": RUDE}]}),
+        ("tasks", "GET /v1/tasks", {"tasks": [{"name": RUDE, "path": [RUDE]}]}),
+        ("ping", "POST /v1/ping", {"ok": True, "pings": [{"worker": RUDE, "ok": True}]}),
+        ("history", "GET /v1/history", {"epochs": [{"epoch": 7, "when": RUDE, "how": RUDE}]}),
+    ],
+)
+def test_what_answers_at_the_address_may_be_anybody(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    asked: str,
+    answer: dict[str, Any],
+) -> None:
+    with FakeRest({asked: (200, answer)}) as rest:
+        monkeypatch.setenv("BLOCKFLOW_URL", rest.url)
+        main(command.split())
+    told = capsys.readouterr()
+    assert "\\x1b]0;owned\\x07\\u202e" in told.out + told.err
+    assert not acts(told.out + told.err)
+
+
+def test_the_doctor_quotes_the_names_of_files_that_others_have_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planted = tmp_path / RUDE
+    planted.touch()
+    planted.chmod(0o666)
+    main(["doctor", "-r", str(tmp_path), "--state-dir", str(tmp_path / "s")])
+    told = capsys.readouterr().out
+    assert "\\x1b]0;owned" in "".join(told.split()) and not acts(told)
 
 
 def test_a_type_has_its_article() -> None:
