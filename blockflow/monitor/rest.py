@@ -233,9 +233,12 @@ def _connected(host: str, port: int, end: float) -> socket.socket:
     """To the first of the host's addresses that takes it; they have one time together. Raises
     OSError."""
     refused = OSError("no address")
-    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # localhost is 127.0.0.1, where `up` listens, and on many a machine ::1 before it, whose port of
+    # that number any user may take: he would get the token.
+    for address in sorted((str(a[0]) for *_, a in found), key="::1".__eq__):
         try:
-            sock = socket.create_connection((str(address[0]), port), _left(end))
+            sock = socket.create_connection((address, port), _left(end))
         except OSError as exc:
             refused = exc
         else:

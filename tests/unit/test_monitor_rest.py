@@ -203,6 +203,23 @@ def test_a_call_may_be_given_more_time_than_the_others() -> None:
         assert e.value.code == "TIMEOUT"
 
 
+def test_localhost_is_where_up_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the other address of that name any user may listen, while the system runs too."""
+    v6, v4 = (socket.AF_INET6, ("::1", 0, 0, 0)), (socket.AF_INET, ("127.0.0.1", 0))
+    both = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in (v6, v4)]
+    asked: list[str] = []
+
+    def refuse(address: tuple[str, int], _timeout: float) -> None:
+        asked.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_a, **_kw: both)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(BlockFlowError, match="NOT_RUNNING"):
+        RestClient("http://localhost:1").get("/v1/epoch")
+    assert asked == ["127.0.0.1", "::1"]
+
+
 def test_a_name_is_one_segment() -> None:
     assert rest.segment("a/b#0 %") == "a%2Fb%230%20%25"
 
