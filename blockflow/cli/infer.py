@@ -90,7 +90,10 @@ def _load(source: str) -> tuple[Any, str | None]:
     file = Path(path + ".safetensors" if name else path)
     try:
         if file.suffix == ".npy":
-            return np.load(file, allow_pickle=False), None
+            found = np.load(file, allow_pickle=False)
+            if not isinstance(found, np.ndarray):
+                raise ValueError("an archive of arrays, whatever its name says")
+            return found, None
         if file.suffix == ".safetensors":
             return _load_safetensors(file, name)
     except Exception as exc:  # parsers of headers and archives may raise nearly anything

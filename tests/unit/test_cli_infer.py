@@ -127,6 +127,7 @@ def test_infer_failures(
         ["echo", "--random", "--seed", "-1"],
         ["echo", "--input", "{tmp}/empty.npy"],
         ["echo", "--input", "{tmp}/torn.npy"],
+        ["echo", "--input", "{tmp}/packed.npy"],
         ["echo", "--random", "--deadline", "100"],
         ["echo", "--random", "--address", "nonsense"],
     ],
@@ -137,6 +138,8 @@ def test_infer_bad_input(dispatcher: FakeDispatcher, tmp_path: Path, args: list[
     np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
     (tmp_path / "empty.npy").write_bytes(b"")
+    with (tmp_path / "packed.npy").open("wb") as packed:
+        np.savez(packed, x=np.zeros(3))
     np.save(tmp_path / "whole.npy", np.zeros(3))
     (tmp_path / "torn.npy").write_bytes((tmp_path / "whole.npy").read_bytes().replace(b"}", b"("))
     save_file({"a": np.zeros(1), "b": np.zeros(1)}, tmp_path / "two.safetensors")
