@@ -67,7 +67,8 @@ class _Pool:
 
     def refusal(self, client: Hashable, now_ns: int) -> str:
         """Why one more of ``client`` may not enter: ``limit``, ``share`` or nothing."""
-        inflight, limit = self.shares.inflight, self.limit
+        adaptive, inflight = self.adaptive, self.shares.inflight
+        limit = self._most if adaptive is None else adaptive.limit
         if 2 * inflight < limit:
             return ""
         if not self.shares.below_share(client, limit, now_ns):
@@ -90,7 +91,7 @@ class _Pass:
 
     client: bytes
     tasks: tuple[str, ...]
-    pools: tuple[tuple[str, _Pool, int, AdaptiveLimit | None], ...]
+    pools: dict[str, tuple[_Pool, int, AdaptiveLimit | None]]
     budget_ns: int
 
 
@@ -240,13 +241,12 @@ class Admission:
         names = _share_of(tasks)
         self._all.shares.enter(client, now_ns)
         self._by_task.shares.enter(names, now_ns)
-        pools = []
+        pools = {}
         for name in names:
             pool = self._pools.get(name)
             if pool is not None:
-                ahead = pool.shares.enter(client, now_ns)
-                pools.append((name, pool, ahead, pool.adaptive))
-        self._passes[key] = _Pass(client, names, tuple(pools), budget_ns)
+                pools[name] = (pool, pool.shares.enter(client, now_ns), pool.adaptive)
+        self._passes[key] = _Pass(client, names, pools, budget_ns)
 
     def answered(
         self, key: Hashable, task: str, queued_ns: int, worked_ns: int, now_ns: int
@@ -260,14 +260,15 @@ class Admission:
 
     def _sample(self, key: Hashable, task: str, spent: tuple[int, int] | None, now_ns: int) -> None:
         taken = self._passes.get(key)
-        if taken is None:
+        if taken is None or task not in taken.pools:
             return
-        for name, _, ahead, adaptive in taken.pools:
-            if name == task and adaptive is not None:
-                if spent is None:
-                    adaptive.expired(ahead, taken.budget_ns, now_ns)
-                else:
-                    adaptive.sample(ahead, *spent, taken.budget_ns, now_ns)
+        _, ahead, adaptive = taken.pools[task]
+        if adaptive is None:
+            return
+        if spent is None:
+            adaptive.expired(ahead, taken.budget_ns, now_ns)
+        else:
+            adaptive.sample(ahead, *spent, taken.budget_ns, now_ns)
 
     def leave(self, key: Hashable, now_ns: int) -> None:
         """A request has ended, however it did; the rate of that says when credits will be free."""
@@ -276,7 +277,7 @@ class Admission:
         if taken is not None:
             self._all.shares.leave(taken.client)
             self._by_task.shares.leave(taken.tasks)
-            for _, pool, *_ in taken.pools:
+            for pool, *_ in taken.pools.values():
                 pool.shares.leave(taken.client)
 
     @property

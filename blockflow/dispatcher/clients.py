@@ -146,6 +146,13 @@ class ClientPort:
                 return None
         return None
 
+    def more(self) -> bool:
+        """Whether something waits to be read."""
+        if self._reader.waits:
+            return True
+        self.peers.book.all_read()
+        return False
+
     def send(self, client: bytes, frames: Sequence[Any], now_ns: int) -> Sent:
         """Send ``frames`` to ``client``; never waits, keeps the order per client."""
         debt = self._debts.get(client)

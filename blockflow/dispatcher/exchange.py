@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import zmq
@@ -49,6 +50,8 @@ _DEBTS_SHARE = 10
 _DEBTS_NS = 50_000_000
 """Who owes what is looked at after every message, which takes some microseconds per client: of many
 that owe for long, no more than a tenth of the time, but twenty times a second."""
+
+_CHECKS_VALUES = attrgetter("check_finite")
 
 _NAMED = 16
 """So many requests at work are named when their worker dies; of a large batch the first."""
@@ -160,7 +163,7 @@ class Exchange:
         plan = let_in(self.admission, table, self.planner, client, request, tasks, received, kept)
         # What costs more the larger the input is comes last: digest, copy, the check of the values.
         digest = request_digest(request, source) if request.tries and self.memory.on else b""
-        check_finite = any(t.check_finite for t in tasks)
+        check_finite = any(map(_CHECKS_VALUES, tasks))
         root = None if plan.absent else plan.root
         retained = self._desk.retain(request, source, root, check_finite, received + budget_ns)
         if retained is None:
@@ -290,17 +293,16 @@ class Exchange:
         deadline, sleep = self.table.next_deadline(), self.wakefulness.next_due()
         return sleep if deadline is None or (sleep is not None and sleep < deadline) else deadline
 
-    def tick(self) -> None:
+    def tick(self, now_ns: int) -> None:
         """Answer what is due, try again what clients did not take."""
-        now = self._clock()
-        due = self.table.tick(now)
+        due = self.table.tick(now_ns)
         if due:
             self.carry_out(due)
-        if now >= self._debts_ns and self._clients.waiting():
-            for client, why in self._clients.flush(now):
+        if now_ns >= self._debts_ns and self._clients.waiting():
+            for client, why in self._clients.flush(now_ns):
                 self._client_lost(client, why)
             end = self._clock()
-            self._debts_ns = end + min(_DEBTS_SHARE * (end - now), _DEBTS_NS)
+            self._debts_ns = end + min(_DEBTS_SHARE * (end - now_ns), _DEBTS_NS)
         self._questions.go_on()
 
     def abort_all(self, error: BlockFlowError) -> None:
@@ -320,7 +322,8 @@ class Exchange:
                 self.defect(type(what).__name__)
                 if isinstance(what, SetOut | SendAgain):  # else it would wait for its deadline
                     todo += self.table.fail(what.entry, own_failure(exc, "on its way"))
-        self.withdrawals.send()
+        if self.withdrawals.due:
+            self.withdrawals.send()
 
     def _carry_out(self, what: Instruction) -> None:
         if isinstance(what, Reply):

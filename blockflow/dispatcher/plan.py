@@ -77,10 +77,12 @@ class Planner:
 
     Attributes:
         edges: what the requests under way hold of the workers' slots.
+        version: of the route table; 0 before the first publication.
     """
 
     def __init__(self) -> None:
         self.edges = EdgeBook()
+        self.version = 0
         self._table: RouteTable | None = None
         self._guesses = Guesses(())
         self._replicas: dict[str, tuple[int, ...]] = {}
@@ -98,16 +100,13 @@ class Planner:
         return self._table
 
     @property
-    def version(self) -> int:
-        return self._table.version if self._table else 0
-
-    @property
     def epoch(self) -> int:
         return self._table.epoch if self._table else 0
 
     def replace(self, table: RouteTable) -> None:
         """Plan by ``table`` from now on; requests planned before keep their way."""
         self._table = table
+        self.version = table.version
         self._guesses = Guesses(table.tasks)
         self._forget()
         self._index()

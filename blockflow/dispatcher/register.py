@@ -86,7 +86,7 @@ class Register:
 
     def check_new(self, client: bytes, request_id: bytes) -> None:
         """Raises RequestError DUPLICATE_REQUEST when this client has the id in flight."""
-        if self.named(client, request_id) is not None:
+        if (client, request_id) in self._by_id:
             raise RequestError(
                 "DUPLICATE_REQUEST",
                 f"request {request_id.hex()} is in flight",
@@ -107,10 +107,12 @@ class Register:
 
     def _due(self, now_ns: int) -> Entry | None:
         """One request whose deadline has passed, each once."""
-        due = self.soonest_deadline()
-        if due is None or due > now_ns:
-            return None
-        return self._by_ticket[heapq.heappop(self._deadlines)[1]]
+        heap = self._deadlines
+        while heap and heap[0][0] <= now_ns:
+            entry = self._by_ticket.get(heapq.heappop(heap)[1])
+            if entry is not None:
+                return entry
+        return None
 
     # --- coming and going
 

@@ -78,7 +78,8 @@ class Returns:
             self.take(msg, buffer, now, instructions)
         finally:
             buffer.release()
-            self._carry_out(instructions)
+            if instructions:
+                self._carry_out(instructions)
 
     def _fail(self, msg: Data | Failure, item: Item, error: BlockFlowError, now: int) -> None:
         place = item.request_id, item.attempt, item.hop, msg.sender

@@ -65,12 +65,14 @@ _LAST_REPLIES_NS = 1_000_000_000
 """At the end there is a reply for each request in flight, more than a connection takes at once. For
 so long they wait for clients that read; ZeroMQ has as long for what it has taken."""
 
-_CLIENT_HWM = 64
-_RETURN_HWM = 1024
+_CLIENT_HWM, _RETURN_HWM = 64, 1024
 _RETURN_FRAMES = 2
 """Of a result: its header, and the tensor where that is not in a slot."""
 
 _INLINE_BYTES = 1 << 30
+
+_CHORES_NS = 5_000_000
+"""What nobody waits for is seen to when nothing comes, and as often as this while messages do."""
 
 
 class DispatcherServer:
@@ -114,6 +116,7 @@ class DispatcherServer:
         self._poller = zmq.Poller()
         self._hosts: dict[int, str] = {}
         self._drained = 0
+        self._wait_ms = self._chores_ns = 0
         self._empty_due = False
         self.state = "running"
         run_dir = Path(launch.run_dir)
@@ -175,7 +178,7 @@ class DispatcherServer:
         a signal to this process alone (``signalled``): then another Dispatcher takes its place, and
         clients that see the connection break send their requests to that one."""
         while self.state != "stopping":
-            self.step(self._timeout_ms())
+            self.step(self._wait_ms)
         if signalled():
             return
         self.exchange.abort_all(
@@ -185,12 +188,12 @@ class DispatcherServer:
         while self._clients.blocked and self._clock() < end_ns:
             self._clients.departures.poll(self._clients.next_look_ms())
             self._guarded("connections", self._clients.on_departures, self._clock())
-            self._guarded("the last replies", self.exchange.tick)
+            self._guarded("the last replies", self.exchange.tick, self._clock())
 
     def step(self, timeout_ms: int) -> None:
         """One round: wait for at most ``timeout_ms``, then handle what has come."""
         events = dict(self._poller.poll(timeout_ms))
-        guarded = self._guarded
+        guarded, notes = self._guarded, self._mailbox.fileno()
         if self._returns in events:
             self._serve_returns()
         if self._clients.socket in events:
@@ -199,21 +202,24 @@ class DispatcherServer:
             guarded("connections", self._clients.on_departures, self._clock())
         # After the requests: what a client had sent before it went is served with its memory.
         for source in events:
-            if self._grants.watches(source):
+            if isinstance(source, int) and self._grants.watches(source):
                 guarded("a grant", self._grants.on_event, source, self._clock())
-        if self._mailbox.fileno() in events:
+        if notes in events:
             for note in self._mailbox.drain():
                 guarded("a note of the Controller", self._on_note, note)
         self._push.flush()
-        guarded("what is due", self.exchange.tick)
         now = self._clock()
-        guarded("connections", self._clients.look, now, self._held_bytes)
-        guarded("grants", self._grants.tick, now)
-        guarded("its memory", self._desk.ebb, now)  # a heartbeat comes whatever happens
+        guarded("what is due", self.exchange.tick, now)
         self._cpu_latency.hold(self.exchange.wakefulness.wanted_us(now))
+        if now >= self._chores_ns or not events:  # a heartbeat comes whatever happens
+            self._chores_ns = now + _CHORES_NS
+            guarded("connections", self._clients.look, now, self._held_bytes)
+            guarded("grants", self._grants.tick, now)
+            guarded("its memory", self._desk.ebb, now)
         self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
+        self._wait_ms = self._left_ms()
 
     def _open_when_due(self, due_ns: int) -> None:
         """Serve clients once there are routes, or when there will be none for now."""
@@ -232,14 +238,14 @@ class DispatcherServer:
         self._cpu_latency.close()
         remove_files(self._launch)
 
-    def _timeout_ms(self) -> int:
-        dues = [self.exchange.next_due(), self._grants.next_due(), self._opens_ns]
-        due = min([d for d in dues if d is not None], default=None)
-        look = self._clients.next_look_ms()
-        if due is None:
-            return -1 if look is None else look
-        left = max(0, -((self._clock() - due) // 1_000_000))  # rounded up: not a moment too early
-        return left if look is None else min(left, look)
+    def _left_ms(self) -> int:
+        """For so long there is nothing to do, unless something comes; -1 = until then."""
+        left, now = self._clients.next_look_ms(), self._clock()
+        for due in (self.exchange.next_due(), self._grants.next_due(), self._opens_ns):
+            if due is not None:
+                ms = max(0, -((now - due) // 1_000_000))  # rounded up: not a moment too early
+                left = ms if left is None else min(left, ms)
+        return -1 if left is None else left
 
     def _serve_returns(self) -> None:
         end_ns = self._clock() + _ROUND_NS
@@ -253,7 +259,7 @@ class DispatcherServer:
                 self.exchange.on_return(frames)
             except Exception:
                 self.exchange.defect("a result")
-            if self._clock() >= end_ns:
+            if not self._reader.waits or self._clock() >= end_ns:
                 return
 
     def _serve_clients(self) -> None:
@@ -266,7 +272,7 @@ class DispatcherServer:
                 self.exchange.on_client(*received)
             except Exception:
                 self.exchange.defect("a request")
-            if self._clock() >= end_ns:
+            if not self._clients.more() or self._clock() >= end_ns:
                 return
 
     def _held_bytes(self) -> int:

@@ -45,24 +45,21 @@ class Leg:
 
 
 class Legs:
-    """Both directions since the Dispatcher started."""
+    """Both directions since the Dispatcher started.
 
-    __slots__ = ("_in", "_out")
+    Attributes:
+        arrived: inputs that were admitted.
+        left: results that were made ready for their clients.
+    """
+
+    __slots__ = ("arrived", "left")
 
     def __init__(self) -> None:
-        self._in = Leg()
-        self._out = Leg()
-
-    def arrived(self, nbytes: int, by_slot: bool, copies: int) -> None:
-        """An input was admitted."""
-        self._in.count(nbytes, by_slot, copies)
-
-    def left(self, nbytes: int, by_slot: bool, copies: int) -> None:
-        """A result was made ready for its client."""
-        self._out.count(nbytes, by_slot, copies)
+        self.arrived = Leg()
+        self.left = Leg()
 
     def to_dict(self) -> dict[str, dict[str, int]]:
-        return {"in": self._in.to_dict(), "out": self._out.to_dict()}
+        return {"in": self.arrived.to_dict(), "out": self.left.to_dict()}
 
 
 class VariantStats:

@@ -141,7 +141,7 @@ class TensorDesk:
         if root is not None and root.mode != MODE_HANDLES:
             kept = memoryview(bytes(source)) if by_slot else source
             check_values(tensor, kept, check_finite)
-            self.legs.arrived(nbytes, by_slot, copies=int(by_slot))
+            self.legs.arrived.count(nbytes, by_slot, copies=int(by_slot))
             return RetainedInput(self._framed(tensor, kept), None)
         try:
             buffer = self._producer.reserve(tensor.dtype, tensor.dims)
@@ -157,7 +157,7 @@ class TensorDesk:
         except BaseException:
             self._producer.discard(buffer)
             raise
-        self.legs.arrived(nbytes, by_slot, copies=1)
+        self.legs.arrived.count(nbytes, by_slot, copies=1)
         if root is None:
             return RetainedInput(Payload(TensorDesc(tensor.dtype, tensor.dims), None), buffer, True)
         self._producer.hold(buffer)
@@ -246,12 +246,12 @@ class TensorDesk:
             part = whole[start : start + rows]
         place = None if keep else self._grants.place(client, part)
         if place is not None:
-            self.legs.left(part.nbytes, True, copies=1)
+            self.legs.left.count(part.nbytes, True, copies=1)
             return Result(mine, None, place)
         # A view would keep all of a batch's frame for as long as its client takes, or other tasks.
         little = 2 * part.nbytes < buffer.memory.nbytes
         copied = in_slot or desc.strides is not None or little
-        self.legs.left(part.nbytes, False, copies=int(copied))
+        self.legs.left.count(part.nbytes, False, copies=int(copied))
         return Result(mine, part.tobytes() if copied else part, None)
 
     def unreplied(self, entry: Entry) -> None:

@@ -34,6 +34,7 @@ class Withdrawals:
 
     Attributes:
         sent: requests withdrawn, counted per worker that was told.
+        due: what was collected, by endpoint: then :meth:`send`.
     """
 
     def __init__(self, incarnation: int, push: PushCache) -> None:
@@ -41,7 +42,7 @@ class Withdrawals:
         self._push = push
         self._endpoints: dict[int, str] = {}
         self._present: dict[int, str] = {}
-        self._due: dict[str, list[tuple[bytes, int]]] = {}
+        self.due: dict[str, list[tuple[bytes, int]]] = {}
         self.sent = 0
 
     def publish(self, table: RouteTable) -> None:
@@ -74,20 +75,18 @@ class Withdrawals:
         for incarnation in visited:
             endpoint = self._endpoints.get(incarnation)
             if endpoint is not None:
-                self._due.setdefault(endpoint, []).append((ticket, attempt))
+                self.due.setdefault(endpoint, []).append((ticket, attempt))
 
     def send(self) -> None:
         """Tell the workers what was collected."""
-        if not self._due:
-            return
         most = limits.MAX_WITHDRAWN_PER_MESSAGE
-        for endpoint, requests in self._due.items():
+        for endpoint, requests in self.due.items():
             for i in range(0, len(requests), most):
                 part = tuple(requests[i : i + most])
                 # A worker that takes no messages has other troubles, and forgets by deadlines.
                 if self._push.send(endpoint, [encode_withdraw(Withdraw(self._incarnation, part))]):
                     self.sent += len(part)
-        self._due = {}
+        self.due = {}
 
 
 def _given_up(entry: Entry, end: int) -> bool:

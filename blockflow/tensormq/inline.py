@@ -80,7 +80,8 @@ class Living:
 
     @property
     def nbytes(self) -> int:
-        self.collect()
+        if self._dropped:
+            self.collect()
         return self._nbytes
 
     def __len__(self) -> int:

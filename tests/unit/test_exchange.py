@@ -375,6 +375,6 @@ def test_to_look_at_debts_takes_no_more_than_a_part_of_the_time(looks_us: int, l
 
     s.exchange._clients = cast(Any, SimpleNamespace(waiting=lambda: 1, flush=flush))
     for _ in range(1000):
-        s.exchange.tick()
+        s.exchange.tick(s.now)
         s.now += 100_000
     assert len(seen) == looks

@@ -62,7 +62,7 @@ class Scene:
         return self.desk.cut(cast(InBuffer, buffer), 1, rows, client, keep)
 
     def copies(self) -> int:
-        return int(self.desk.legs._out.copies)
+        return int(self.desk.legs.left.copies)
 
 
 def right(padded: bool) -> bytes:

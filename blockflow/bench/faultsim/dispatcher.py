@@ -162,7 +162,7 @@ class SimDispatcher(SimProcess):
         if self._armed is not None and self._armed <= now:
             self._armed = None
         if self.when_well(now, self._tick, None):
-            self.exchange.tick()
+            self.exchange.tick(now)
             self._after(now)
 
     def _after(self, now: int) -> None:
