@@ -37,6 +37,8 @@ KIND_INVITATION = 22
 _WHAT = "client message"
 _U64 = 2**64 - 1
 _U32 = 2**32 - 1
+_INTS = {int}
+_STRS = {str}
 _TEXT_LIMIT = 4000
 """Bytes of each text of an error."""
 
@@ -214,15 +216,16 @@ def decode_to_dispatcher(header: bytes | memoryview) -> ToDispatcher:
     if (
         type(tasks) is not list
         or not 1 <= len(tasks) <= limits.MAX_TASKS_PER_REQUEST
-        or not all(type(t) is str and 0 < len(t) <= limits.MAX_NAME_CHARS for t in tasks)
+        or set(map(type, tasks)) != _STRS
+        or not 0 < min(map(len, tasks)) <= max(map(len, tasks)) <= limits.MAX_NAME_CHARS
     ):
         raise malformed(_WHAT, f"1..{limits.MAX_TASKS_PER_REQUEST} task names expected")
-    if not is_int(deadline_ms, 1, limits.MAX_DEADLINE_MS):
+    if type(deadline_ms) is not int or not 1 <= deadline_ms <= limits.MAX_DEADLINE_MS:
         raise malformed(_WHAT, f"deadline_ms {deadline_ms!r} outside 1..{limits.MAX_DEADLINE_MS}")
     desc = desc_from_wire(tensor, _WHAT)
     if desc.handle is not None or desc.strides is not None:
         raise malformed(_WHAT, "a client's tensor is contiguous and has no handle")
-    if not is_int(tries, 0, MAX_TRIES):
+    if type(tries) is not int or not 0 <= tries <= MAX_TRIES:
         raise malformed(_WHAT, f"tries {tries!r} outside 0..{MAX_TRIES}")
     if upload is None:
         return Request(rid, tuple(tasks), deadline_ms, desc, None, tries)
@@ -330,17 +333,15 @@ def _result_from_wire(raw: Any) -> TaskResult:
         raise malformed(_WHAT, "a result is a tensor or an error")
     if error is not None and type(error) is not dict:
         raise malformed(_WHAT, "an error is a map")
-    if not all(is_int(x, 0, _U64) for x in (ingress, egress, total)):
+    if {type(ingress), type(egress), type(total)} != _INTS or not (
+        0 <= ingress <= _U64 and 0 <= egress <= _U64 and 0 <= total <= _U64
+    ):
         raise malformed(_WHAT, "time out of range")
     desc = None if tensor is None else desc_from_wire(tensor, _WHAT)
     if desc is not None and (desc.handle is not None or desc.strides is not None):
         raise malformed(_WHAT, "a result is contiguous and has no handle")
     hops = timings_from_wire(flat, _WHAT)
-    if (
-        type(blocks) is not list
-        or len(blocks) != len(hops)
-        or not all(type(b) is str for b in blocks)
-    ):
+    if type(blocks) is not list or len(blocks) != len(hops) or not set(map(type, blocks)) <= _STRS:
         raise malformed(_WHAT, "a block name per timing expected")
     return TaskResult(
         task,

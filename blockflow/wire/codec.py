@@ -96,19 +96,17 @@ def first_values(data: bytes | memoryview, count: int) -> list[Any]:
 
 def check_depth(value: Any, levels: int, what: str) -> None:
     """Refuse a value that is nested deeper than ``levels``."""
-    kind = type(value)  # the unpacker makes plain lists and dicts only
-    if kind is list:
-        items = value
-    elif kind is dict:
-        items = value.values()
-    else:
-        return
-    if levels == 0:
-        raise malformed(what, "nested too deeply")
-    for item in items:
-        kind = type(item)
-        if kind is list or kind is dict:
-            check_depth(item, levels - 1, what)
+    level: list[Any] = [[value]]  # the unpacker makes plain lists and dicts only
+    while level:
+        below: list[Any] = []
+        for one in level:
+            for item in one.values() if type(one) is dict else one:
+                kind = type(item)
+                if kind is list or kind is dict:
+                    below.append(item)
+        if below and levels == 0:
+            raise malformed(what, "nested too deeply")
+        level, levels = below, levels - 1
 
 
 def malformed(what: str, why: str) -> WireError:

@@ -264,7 +264,7 @@ def _message_from_wire(raw: Any) -> Data | Failure | Withdraw:
     if len(raw) != 6:
         raise malformed(_WHAT, f"{len(raw)} fields instead of 6")
     _, kind, sender, body, items_raw, stamps = raw
-    if not is_int(sender, 1, _U64):
+    if type(sender) is not int or not 1 <= sender <= _U64:
         raise malformed(_WHAT, "bad sender")
     if type(items_raw) is not list or not 1 <= len(items_raw) <= limits.MAX_ITEMS_PER_MESSAGE:
         raise malformed(_WHAT, f"1..{limits.MAX_ITEMS_PER_MESSAGE} items expected")
@@ -315,7 +315,7 @@ def _item_from_wire(raw: Any, remaining: int, newest: bytes) -> Item:
     ):
         raise malformed(_WHAT, "item field out of range")
     tree = path_from_wire(path)
-    if not is_int(hop, 0, len(tree.nodes) - 1):
+    if type(hop) is not int or not 0 <= hop < len(tree.nodes):
         raise malformed(_WHAT, f"hop {hop!r} is not on the path")
     if type(timings) is not bytes or len(timings) % HOP_BYTES:
         raise malformed(_WHAT, f"timings are records of {HOP_BYTES} bytes")

@@ -90,7 +90,7 @@ def desc_from_wire(raw: Any, what: str) -> TensorDesc:
     if type(raw) is not list or len(raw) != 4:
         raise malformed(what, "a tensor descriptor has 4 fields")
     code, dims, strides, handle = raw
-    if not is_int(code, 0, len(DTYPES) - 1):
+    if type(code) is not int or not 0 <= code < len(DTYPES):
         raise malformed(what, f"unknown dtype code {code!r}")
     if type(dims) is not list or not 1 <= len(dims) <= limits.MAX_RANK:
         raise malformed(what, f"rank outside 1..{limits.MAX_RANK}")
