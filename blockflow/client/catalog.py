@@ -36,37 +36,29 @@ class _Question:
 
 
 class Catalog:
-    """Events in, headers to send and outcomes out; ``link`` is shared with the core."""
+    """Events in, headers to send and outcomes out; ``link`` is shared with the core.
+
+    Attributes:
+        open: the questions that wait.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._questions: dict[bytes, _Question] = {}
+        self.open: dict[bytes, _Question] = {}
         self._tasks: dict[str, TaskRoute] | None = None
         self._epoch = 0
         self._probed_ns: int | None = None
         self._asked_ns = 0  # by whoever waits for tasks, once more
 
-    def __contains__(self, request_id: bytes | None) -> bool:
-        return request_id in self._questions
-
-    def __len__(self) -> int:
-        """The questions that wait."""
-        return len(self._questions)
-
     def expects(self, request_id: bytes) -> bool:
         """Whether a description of this name answers something: a question, or the client's own."""
-        return request_id in self or (request_id == UNASKED and self._probed_ns is not None)
-
-    @property
-    def open(self) -> tuple[bytes, ...]:
-        """The questions that wait."""
-        return tuple(self._questions)
+        return request_id in self.open or (request_id == UNASKED and self._probed_ns is not None)
 
     def ask(
         self, request_id: bytes, wanted: Iterable[str] | None, timeout_ms: int, now_ns: int
     ) -> list[bytes]:
         """Take a question; returns what to send for it now."""
-        self._questions[request_id] = _Question(
+        self.open[request_id] = _Question(
             request_id,
             None if wanted is None else frozenset(wanted),
             now_ns + timeout_ms * 1_000_000,
@@ -78,7 +70,7 @@ class Catalog:
     def on_connected(self) -> list[bytes]:
         """A new connection may lead to another system: forget, and ask anew."""
         self._forget()
-        return [_describe(rid) for rid in self._questions]
+        return [_describe(rid) for rid in self.open]
 
     def on_epoch(self, epoch: int) -> None:
         """A reply names its epoch; a newer one than ours may have other tasks."""
@@ -92,22 +84,22 @@ class Catalog:
             routes = [TaskRoute.from_dict(t) for t in msg.tasks]
         except ValueError as exc:
             error = WireError("MALFORMED_MESSAGE", f"a published task cannot be read: {exc}"[:500])
-            if self._questions.pop(msg.request_id, None) is None:
+            if self.open.pop(msg.request_id, None) is None:
                 raise error from exc
             return [Failed(msg.request_id, error)]
         self._tasks = {r.name: r for r in routes}
         self._epoch = msg.epoch
         self._probed_ns = None
         out: list[Outcome] = []
-        for q in list(self._questions.values()):
+        for q in list(self.open.values()):
             if q.request_id == msg.request_id if q.wanted is None else self._satisfied(q.wanted):
-                del self._questions[q.request_id]
+                del self.open[q.request_id]
                 out.append(Described(q.request_id, dict(self._tasks)))
         return out
 
     def due(self, request_id: bytes) -> int:
         """When :meth:`on_tick` must look at this question next."""
-        q = self._questions[request_id]
+        q = self.open[request_id]
         if q.wanted is not None:
             return q.again_ns()
         if not self._link.up:
@@ -116,7 +108,7 @@ class Catalog:
 
     def on_tick(self, request_id: bytes, now_ns: int) -> tuple[list[Outcome], list[bytes]]:
         """A question's time has come: ask again or end it."""
-        q = self._questions[request_id]
+        q = self.open[request_id]
         if q.wanted is not None and now_ns < q.deadline_ns:
             q.asked_ns = now_ns
             # An answer is one for all who wait so: thousands would ask for nothing else.
@@ -124,7 +116,7 @@ class Catalog:
                 return [], []
             self._asked_ns = now_ns
             return [], [_describe(request_id)]
-        del self._questions[request_id]
+        del self.open[request_id]
         if not self._link.up:
             return [Failed(request_id, self._link.lost("no connection"))], []
         if q.wanted is not None and self._satisfied(q.wanted):  # it had no time to ask, but knows
@@ -152,7 +144,7 @@ class Catalog:
 
     def end(self, request_id: bytes | None, error: BlockFlowError) -> list[Outcome]:
         """End a question, if there is one of this name, with ``error``."""
-        if request_id is None or self._questions.pop(request_id, None) is None:
+        if request_id is None or self.open.pop(request_id, None) is None:
             return []
         return [Failed(request_id, error)]
 
@@ -163,7 +155,7 @@ class Catalog:
 
     def end_all(self, error: BlockFlowError) -> list[Outcome]:
         """End every question with ``error``."""
-        return [o for rid in list(self._questions) for o in self.end(rid, error)]
+        return [o for rid in list(self.open) for o in self.end(rid, error)]
 
     # --- deadlines -------------------------------------------------------------------------------
 

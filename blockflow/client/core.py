@@ -93,7 +93,7 @@ class ClientCore:
         Raises:
             RequestError: DUPLICATE_REQUEST or OVERLOADED; nothing is then kept.
         """
-        if request_id in self._pending or request_id in self._catalog:
+        if request_id in self._pending or request_id in self._catalog.open:
             raise duplicate(request_id, "a request with this id is in flight")
         if request_id in self._owed:
             why = "a request with this id has ended here, but its reply is still to come"
@@ -102,7 +102,7 @@ class ClientCore:
             raise too_many(self._max_pending, self.link.address)
         ms = limits.DEFAULT_DEADLINE_MS if deadline_ms is None else deadline_ms
         p = Pending(request_id, tuple(tasks), desc, body, now_ns, now_ns + ms * 1_000_000)
-        p.retries = retries
+        p.retries, p.nbytes = retries, desc.nbytes
         self._pending[request_id] = p
         self._outbox.append(request_id)
         if deadline_ms is None:
@@ -180,14 +180,15 @@ class ClientCore:
         """
         if not self.link.up:
             return None
-        while not self._has_urgent() and self._outbox:
+        urgent, invites = self._urgent, self.sharing.invites
+        while not urgent and not invites and self._outbox:
             p = self._pending.get(self._outbox[0])
             if p is None or p.sent:
                 self._outbox.popleft()  # cancelled or expired meanwhile
             elif p.request_id not in self._undated or self._knows_deadlines(p, now_ns):
                 self._undated.pop(p.request_id, None)
                 upload = self._upload(p, now_ns)
-                if upload is None and not self._window.takes(p.desc.nbytes):
+                if upload is None and not self._window.takes(p.nbytes):
                     self._ask_for_those_behind(now_ns)
                     break
                 left_ms = -(-(p.deadline_ns - now_ns) // 1_000_000)
@@ -195,15 +196,11 @@ class ClientCore:
                 where = None if upload is None else (upload.slot.grant, upload.slot.index)
                 request = Request(p.request_id, p.tasks, left_ms, p.desc, where, p.tries)
                 return encode_to_dispatcher(request), upload or p.body, p.request_id
-            elif not self._urgent:
+            elif not urgent:
                 return None
-        return (self._urgent[0], None, None) if self._has_urgent() else None
-
-    def _has_urgent(self) -> bool:
-        if self.sharing.invites:
-            self._urgent.extend(self.sharing.invites)
-            self.sharing.invites.clear()
-        return bool(self._urgent)
+        urgent.extend(invites)
+        invites.clear()
+        return (urgent[0], None, None) if urgent else None
 
     def sent(self, request_id: bytes | None) -> None:
         """The socket took the message of :meth:`next_message`."""
@@ -214,7 +211,7 @@ class ClientCore:
         p = self._pending[request_id]
         p.sent = True
         p.sendings += 1
-        counters, nbytes = self.counters, p.desc.nbytes
+        counters, nbytes = self.counters, p.nbytes
         p.number = self.sharing.sent(request_id, None if p.upload is None else p.upload.slot)
         if p.upload is None:
             if p.sendings > p.retries:
@@ -230,7 +227,7 @@ class ClientCore:
         if p.upload is not None and not self.sharing.holds(p.upload.slot):
             p.upload = None
         if p.upload is None and not p.message_only:
-            slot = self.sharing.take(p.desc.nbytes, now_ns)
+            slot = self.sharing.take(p.nbytes, now_ns)
             if slot is not None:
                 p.upload = Upload(slot, p.body)
         return p.upload
@@ -262,7 +259,7 @@ class ClientCore:
     def next_wakeup(self) -> int | None:
         """When :meth:`on_tick` should run next."""
         timers, pending = self._timers, self._pending
-        while timers and timers[0][1] not in pending and timers[0][1] not in self._catalog:
+        while timers and timers[0][1] not in pending and timers[0][1] not in self._catalog.open:
             heapq.heappop(timers)  # it has ended, as most do long before their time
         return timers[0][0] if timers else None
 
@@ -271,12 +268,12 @@ class ClientCore:
         out: list[Outcome] = []
         while self._timers and self._timers[0][0] <= now_ns:
             _, rid = heapq.heappop(self._timers)
-            if rid in self._catalog:
+            if rid in self._catalog.open:
                 if self._catalog.due(rid) <= now_ns:
                     outcomes, headers = self._catalog.on_tick(rid, now_ns)
                     out += outcomes
                     self._urgent.extend(headers)
-                if rid in self._catalog:
+                if rid in self._catalog.open:
                     self._arm(rid, self._catalog.due(rid))
             elif (p := self._pending.get(rid)) is not None:
                 due = self._due(p)
@@ -292,9 +289,10 @@ class ClientCore:
     def _arm(self, request_id: bytes, due_ns: int) -> None:
         heapq.heappush(self._timers, (due_ns, request_id))
         # What has ended stays behind until it is due, or could be sent: swept when it is the most.
-        pending, many = self._pending, 4 * (len(self._pending) + len(self._catalog)) + 256
+        pending, questions = self._pending, self._catalog.open
+        many = 4 * (len(pending) + len(questions)) + 256
         if len(self._timers) > many:
-            self._timers = [t for t in self._timers if t[1] in pending or t[1] in self._catalog]
+            self._timers = [t for t in self._timers if t[1] in pending or t[1] in questions]
             heapq.heapify(self._timers)
         if len(self._outbox) > many:
             self._outbox = deque([rid for rid in self._outbox if rid in pending])
@@ -336,7 +334,7 @@ class ClientCore:
         results, places = msg.results, [r.place for r in msg.results if r.place is not None]
         p = self._handled(msg.request_id)
         if p is None:
-            self.counters.late_replies += msg.request_id not in self._catalog
+            self.counters.late_replies += msg.request_id not in self._catalog.open
             self.unclaimed.extend(places)
             return self._catalog.on_refusal(msg)
         if p.upload is not None and self._send_again(p, results):
@@ -348,16 +346,14 @@ class ClientCore:
             return [self._fail(p, wrong)]
         del self._pending[msg.request_id]
         self.counters.answered += 1
-        self.counters.count(results)
-        for r in results:
-            if r.tensor is not None and r.place is None:
-                self.sharing.want(Direction.RESULT, r.tensor.nbytes, now_ns)
+        for nbytes in self.counters.count(results):
+            self.sharing.want(Direction.RESULT, nbytes, now_ns)
         return [answered(msg, results, frames, p.submitted_ns, p.upload is not None)]
 
     def _handled(self, request_id: bytes | None) -> Pending | None:
         """A reply has come, and says, whatever it holds, that the request was read. Who waits?"""
         if request_id not in self._pending and request_id not in self._owed:
-            self.counters.unasked += request_id not in self._catalog
+            self.counters.unasked += request_id not in self._catalog.open
             return None
         p = self._pending.get(request_id)
         number = 0 if p is None else p.number

@@ -35,14 +35,22 @@ class Counters:
     message_results: int = 0
     message_result_bytes: int = 0
 
-    def count(self, results: Iterable[TaskResult]) -> None:
-        """The tensors of a reply, by the way that they came."""
+    def count(self, results: Iterable[TaskResult]) -> list[int]:
+        """The tensors of a reply, by the way that they came.
+
+        Returns:
+            The sizes of those that came in the message.
+        """
+        framed: list[int] = []
         for r in results:
             if r.tensor is None:
                 continue
+            nbytes = r.tensor.nbytes
             if r.place is not None:
                 self.slot_results += 1
-                self.slot_result_bytes += r.tensor.nbytes
+                self.slot_result_bytes += nbytes
             else:
-                self.message_results += 1
-                self.message_result_bytes += r.tensor.nbytes
+                framed.append(nbytes)
+        self.message_results += len(framed)
+        self.message_result_bytes += sum(framed)
+        return framed

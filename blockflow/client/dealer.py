@@ -39,6 +39,7 @@ _NEVER_MS = 3_600_000
 _HANDSHAKE_MS = 5000
 
 _FRAMES_AT_ONCE = 1000
+_NOBLOCK = int(zmq.NOBLOCK)
 
 _EVENTS = (
     zmq.EVENT_CONNECTED
@@ -142,9 +143,15 @@ class Dealer:
         self.socket = s
         self.monitor = s.get_monitor_socket(_EVENTS)
         self.endpoint = ""
+        self._polled = [(s, int(zmq.POLLIN))]
         self._begun: list[Any] = []
         if not names_a_host(address):
             self.dial(address)
+
+    @property
+    def waits(self) -> bool:
+        """There is something to receive. To ask costs a third of an attempt that finds nothing."""
+        return bool(zmq.zmq_poll(self._polled, 0))
 
     def receive(self) -> list[Any] | None:
         """The frames of the next message, None when there is none.
@@ -155,7 +162,7 @@ class Dealer:
         recv, frames = self.socket.recv, self._begun
         try:
             for _ in range(_FRAMES_AT_ONCE):
-                frame = recv(zmq.NOBLOCK, copy=False)
+                frame = recv(_NOBLOCK, copy=False)
                 if len(frames) <= MOST_FRAMES:
                     frames.append(frame)
                 if not frame.more:

@@ -35,16 +35,20 @@ class Owner:
 
 
 class Ends:
-    """Who is to be told of what; used from the client's thread alone."""
+    """Who is to be told of what; used from the client's thread alone.
+
+    Attributes:
+        late: who could not be told yet: :meth:`retry`.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[bytes, Owner] = {}
-        self._late: deque[tuple[Owner, Outcome]] = deque()
+        self.late: deque[tuple[Owner, Outcome]] = deque()
         self._pause_ns = _FIRST_NS
         self._due_ns = 0
 
     def __len__(self) -> int:
-        return len(self._owners) + len(self._late)
+        return len(self._owners) + len(self.late)
 
     def expect(self, request_id: bytes, owner: Owner) -> None:
         """``owner`` waits for the end of this request."""
@@ -63,35 +67,35 @@ class Ends:
 
     def tell_to(self, owner: Owner, outcome: Outcome) -> None:
         """Tell this one, as soon as its lock is free."""
-        if owner.is_free(0.0 if self._late else _PATIENCE_S):
+        if owner.is_free(0.0 if self.late else _PATIENCE_S):
             _tell(owner, outcome)
         else:
-            self._late.append((owner, outcome))
+            self.late.append((owner, outcome))
             # It may be free in a moment, whoever else has one that never will be.
             self._pause_ns, self._due_ns = _FIRST_NS, 0
 
     def next_wakeup(self) -> int | None:
         """When :meth:`retry` should run next."""
-        return self._due_ns if self._late else None
+        return self._due_ns if self.late else None
 
     def retry(self, now_ns: int) -> None:
         """Tell those whose locks have become free."""
-        if not self._late or now_ns < self._due_ns:
+        if not self.late or now_ns < self._due_ns:
             return
-        count = len(self._late)
+        count = len(self.late)
         for _ in range(count):
-            owner, outcome = self._late.popleft()
+            owner, outcome = self.late.popleft()
             if owner.is_free(0.0):
                 _tell(owner, outcome)
             else:
-                self._late.append((owner, outcome))
-        stuck = len(self._late) == count
+                self.late.append((owner, outcome))
+        stuck = len(self.late) == count
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_NS) if stuck else _FIRST_NS
         self._due_ns = now_ns + self._pause_ns
 
     def finish(self) -> None:
         """Retry until all are told."""
-        while self._late:
+        while self.late:
             time.sleep(max(0, self._due_ns - time.monotonic_ns()) / 1e9)
             self.retry(time.monotonic_ns())
 

@@ -23,7 +23,7 @@ from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.reception import Reception
 from blockflow.client.request import Upload
-from blockflow.client.room import check_descriptors, frame_of
+from blockflow.client.room import cannot_begin, check_descriptors, frame_of
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread, SharedLock
@@ -94,7 +94,7 @@ class IoThread:
                 self._reception = Reception(core, self._dealer, self._deliver, tap)
                 self._thread.start()
             except Exception as exc:
-                raise _cannot_begin(exc, core.link.address) from exc
+                raise cannot_begin(exc, core.link.address) from exc
             self._thread.check(core.link.address)
             undo.pop_all()
         # What is called last was registered first, as pyzmq's collector was by the import above:
@@ -204,20 +204,21 @@ class IoThread:
 
     def _loop(self) -> None:
         core, dealer, wakeup, poller = self._core, self._dealer, self._wakeup, self._poller
-        sock, monitor = dealer.socket, dealer.monitor
-        poller.register(wakeup.fileno(), zmq.POLLIN)
+        sock, monitor, bell = dealer.socket, dealer.monitor, wakeup.fileno()
+        poller.register(bell, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(sock, zmq.POLLIN)
         blocked = False
         self._line.begin(time.monotonic_ns())
         while not self._closed:
             ready = dict(poller.poll(self._poll_ms()))
-            if wakeup.fileno() in ready:
+            if bell in ready:
                 wakeup.clear()
             if self._side_fd in ready:
                 self.side.receive()
             self._take_calls()
-            self._ends.retry(time.monotonic_ns())
+            if self._ends.late:
+                self._ends.retry(time.monotonic_ns())
             # Replies first: what came before a disconnect is not lost with it.
             if sock in ready:
                 self._reception.receive()
@@ -229,7 +230,8 @@ class IoThread:
             elif self._ending and self._reception.receive():
                 self._lose(now)
             self._line.on_tick(now)
-            self._deliver(core.on_tick(now))
+            if overdue := core.on_tick(now):
+                self._deliver(overdue)
             self._share()
             if self._ending:  # what is not sent yet waits for the next one
                 continue
@@ -240,11 +242,13 @@ class IoThread:
                 self._share()
 
     def _poll_ms(self) -> int | None:
-        times = (self._core.next_wakeup(), self._line.next_wakeup(), self._ends.next_wakeup())
-        dues = [t for t in times if t is not None]
-        if not dues:
+        due = self._core.next_wakeup()
+        for other in (self._line.next_wakeup(), self._ends.next_wakeup()):
+            if other is not None and (due is None or other < due):
+                due = other
+        if due is None:
             return None
-        left_ms = -(-(min(dues) - time.monotonic_ns()) // 1_000_000)
+        left_ms = -(-(due - time.monotonic_ns()) // 1_000_000)
         return min(max(0, left_ms), _LONGEST_POLL_MS)
 
     def _take_calls(self) -> None:
@@ -264,7 +268,8 @@ class IoThread:
                 raise
             if rid is not None and owner is not None:
                 self._ends.expect(rid, owner)
-            self._deliver(outcomes)
+            if outcomes:
+                self._deliver(outcomes)
 
     def _watch(self) -> None:
         core, line, tap = self._core, self._line, self._tap
@@ -383,17 +388,6 @@ class IoThread:
                 self._ends.tell_to(owner, Failed(rid, error))
         for rid in self._ends.expected():
             self._deliver([Failed(rid, error)])
-
-
-def _cannot_begin(exc: Exception, address: str) -> BlockFlowError:
-    """Why there can be no client."""
-    scarce = no_room(exc, f"no room for a client: {exc}", address)
-    if scarce is not None:
-        return scarce
-    if isinstance(exc, zmq.ZMQError | UnicodeError):  # the latter: halves of characters
-        text, hint = f"not an address: {exc}", "use tcp://host:port or ipc://path"
-        return RequestError("INVALID_REQUEST", text, where=address, hint=hint)
-    return make_error("INTERNAL", f"a client cannot begin: {exc!r}", where=address)
 
 
 def _defect(why: str) -> BlockFlowError:

@@ -109,8 +109,8 @@ def misfit(
     results: Sequence[TaskResult], tasks: Sequence[str], frames: Sequence[Any], address: str
 ) -> BlockFlowError | None:
     """What is wrong with a reply for these tasks; None = nothing."""
-    tensors = sum(r.tensor is not None and r.place is None for r in results)
-    if [r.task for r in results] == list(tasks) and tensors == len(frames):
+    framed = [r for r in results if r.tensor is not None and r.place is None]
+    if [r.task for r in results] == list(tasks) and len(framed) == len(frames):
         return None
     text = f"the reply has tasks {[r.task for r in results]} and {len(frames)} frames"
     return WireError("MALFORMED_MESSAGE", text, where=address)

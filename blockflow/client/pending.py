@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from concurrent.futures._base import RUNNING
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from threading import Condition
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from blockflow.client.thread import SharedLock
 
@@ -42,10 +43,11 @@ class PendingRequest(Future[T]):
         lock: SharedLock,
     ) -> None:
         super().__init__()
-        # Running from the start: the base class would otherwise end it behind the core's back.
-        self.set_running_or_notify_cancel()
+        # Running from the start: the base class would otherwise end it behind the core's back. Not
+        # by its method, which asks under a lock who waits for it already.
+        self._state = RUNNING
         # Whoever waits for several at once takes it by this name as well (concurrent.futures.wait).
-        self._condition = Condition(cast(Any, lock))
+        self._condition = Condition(lock)  # type: ignore[arg-type]
         self.lock = lock
         self.request_id = request_id
         self._ask_cancel = cancel

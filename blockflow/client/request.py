@@ -37,7 +37,7 @@ class Pending:
 
     ``retries`` is how often it may be sent again, under the same id, when the connection broke with
     it in flight; ``sendings`` how often it was sent. ``number`` orders the requests as they were
-    sent; 0 = not sent yet.
+    sent; 0 = not sent yet. ``nbytes`` are those of ``desc``.
     """
 
     request_id: bytes
@@ -52,6 +52,7 @@ class Pending:
     message_only: bool = False
     retries: int = 0
     sendings: int = 0
+    nbytes: int = 0
 
     @property
     def tries(self) -> int:

@@ -11,7 +11,7 @@ from blockflow.wire.client import Place, TaskResult
 from blockflow.wire.tensor import TensorDesc
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlockTiming:
     """A request's time at one block of its path, in milliseconds (thesis, eq. 4.1).
 
@@ -37,7 +37,7 @@ class BlockTiming:
         return told
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leg:
     """How a tensor got between the client and the Dispatcher.
 

@@ -11,6 +11,9 @@ from typing import Any
 import zmq
 from zmq.utils.garbage import gc
 
+from blockflow.core.errors import BlockFlowError, RequestError, make_error
+from blockflow.core.scarcity import no_room
+
 _NO_COPY_BYTES = 256 * 1024
 """From here on a frame refers to the caller's memory; below, a copy is cheaper than that."""
 
@@ -39,3 +42,14 @@ def check_descriptors(one: int) -> None:
 def frame_of(body: Any) -> zmq.Frame:
     """What is sent of ``body``: a copy if it is small, or if there is no collector."""
     return zmq.Frame(body, copy=body.nbytes < _NO_COPY_BYTES or not gc.is_alive())
+
+
+def cannot_begin(exc: Exception, address: str) -> BlockFlowError:
+    """Why there can be no client."""
+    scarce = no_room(exc, f"no room for a client: {exc}", address)
+    if scarce is not None:
+        return scarce
+    if isinstance(exc, zmq.ZMQError | UnicodeError):  # the latter: halves of characters
+        text, hint = f"not an address: {exc}", "use tcp://host:port or ipc://path"
+        return RequestError("INVALID_REQUEST", text, where=address, hint=hint)
+    return make_error("INTERNAL", f"a client cannot begin: {exc!r}", where=address)

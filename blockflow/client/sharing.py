@@ -167,8 +167,9 @@ class Sharing:
 
     def want(self, direction: Direction, nbytes: int, now_ns: int) -> None:
         """A large tensor travels in a message: see to it that the next one need not."""
-        bounds = range(MIN_TENSOR_BYTES, limits.MAX_MESSAGE_BYTES + 1)
-        if self.state is SharingState.OFF or nbytes not in bounds:
+        if not MIN_TENSOR_BYTES <= nbytes <= limits.MAX_MESSAGE_BYTES:
+            return
+        if self.state is SharingState.OFF:
             return
         if self.state is SharingState.ASKED and now_ns >= self._retry_ns:
             self.lost("the Dispatcher has not said how", now_ns - RETRY_NS)

@@ -144,7 +144,7 @@ class SharedLock:
 
     def __exit__(self, *_: object) -> None:
         # What a signal's handler raises may come while a Condition has given it up, and is told.
-        if self._is_owned():
+        if self._lock._is_owned():
             self.release()
 
     # What a Condition asks of an RLock: who waits in it holds it no more, however often he did.

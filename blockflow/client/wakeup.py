@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 _ONE = (1).to_bytes(8, "little")
@@ -30,8 +29,10 @@ class WakeUp:
             return  # full: it is readable already
 
     def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.read(self._read, 4096)
+        except BlockingIOError:
+            return  # it was not
 
     def close(self) -> None:
         for fd in {self._read, self._write}:

@@ -61,6 +61,10 @@ class FakeDealer:
         self.given = 0
         self._endless = endless
 
+    @property
+    def waits(self) -> bool:
+        return self._endless or self.given < len(self.messages)
+
     def receive(self) -> list[zmq.Frame] | None:
         if self.given >= (1_000_000 if self._endless else len(self.messages)):
             return None
