@@ -11,6 +11,7 @@
 #   make bench-batching [ARGS=--quick]  batching policies beside their papers; an hour
 #   make bench-updates [ARGS='--updates 100']  live updates under load: nothing failed, nothing mixed
 #   make bench-tasks [ARGS=--quick]  what thousands of tasks on the same blocks cost; ten minutes
+#   make bench-front-door [ARGS=--quick]  processor time per request in client, Dispatcher, worker; three minutes
 #   make bench-replicas [ARGS=--quick]  several processes of one model: memory, rows, loads; seven minutes
 #   make bench-reliability [ARGS=--quick]  what the promises of reliability.md come to; half an hour
 #   make chaos [ARGS='--seconds 120 --seed 1']  faults under load, judged by the clients' ledger
@@ -45,7 +46,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-replicas bench-neighbours bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
+.PHONY: help demo test gpu lint format fuzz bench-reliability bench bench-pipeline bench-hops bench-gpu bench-batching bench-updates bench-tasks bench-front-door bench-replicas bench-neighbours bench-overload bench-mlperf bench-thesis bench-thesis-memory bench-compare bench-plots bench-docs chaos soak faultsim clean
 
 help:
 	@sed -n 's/^#   \(make .*  \)/\1/p' Makefile
@@ -115,6 +116,9 @@ bench-batching: $(VENV)/.ready
 
 bench-tasks: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.tasks $(ARGS)
+
+bench-front-door: $(VENV)/.ready
+	@$(BIN)/python -m blockflow.bench.front_door $(ARGS)
 
 bench-replicas: $(VENV)/.ready
 	@$(BIN)/python -m blockflow.bench.replicas $(ARGS)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blockflow.bench import (
+    front_door,
     gpu_figures,
     gpu_floor,
     hop_figures,
@@ -171,6 +172,7 @@ TABLES: Mapping[str, Table] = {
     ),
     **_tables("overload", "make bench-overload", loads=overload_figures.load_grid),
     **_tables("tasks", "make bench-tasks", figures=tasks.grid),
+    **_tables("front_door", "make bench-front-door", figures=front_door.grid),
     **_tables("replicas", "make bench-replicas", figures=replicas.grid),
     **_tables("updates", "make bench-updates", figures=plain_grid),
     **_tables("chaos", "make chaos", faults=chaos.fault_grid, outcomes=chaos.outcome_grid),
