@@ -105,7 +105,8 @@ def places(
     outs: list[Any | None] = []
     for engine in engines:
         contract = engine.block.contract
-        dims = contract.output_dims(contract.input.bind(contract.input.dtype, dims))
+        bound = contract.input.bind(contract.input.dtype, dims, where=engine.block.name)
+        dims = contract.output_dims(bound)
         dtype = getattr(torch, contract.output.dtype)
         own = engine.copies_out == 0
         outs.append(torch.empty(dims, dtype=dtype, device=device) if own else None)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from blockflow.bench.flight import places
 from blockflow.bench.profiling.plan import Cell, binding_of, is_warm
 from blockflow.core.errors import BlockError, BlockFlowError
 from blockflow.core.launchspec import StageSpec
@@ -87,16 +88,7 @@ class Bench:
             spec = self._stages[0].contract.input
             binding = binding_of(spec, cell)
             x = example_input(spec, binding, int_below=self._int_below, seed=cell.rows)
-            outs: list[torch.Tensor | None] = []
-            dims: tuple[int, ...] = tuple(x.shape)
-            for stage in self._stages:
-                contract = stage.contract
-                dims = contract.output_dims(
-                    contract.input.bind(contract.input.dtype, dims, where=stage.name)
-                )
-                writes = stage.engine.copies_out == 0
-                dtype = getattr(torch, contract.output.dtype)
-                outs.append(torch.empty(dims, dtype=dtype) if writes else None)
+            outs, _ = places([stage.engine for stage in self._stages], tuple(x.shape), "cpu")
             self._held = (cell, x, outs)
         return self._held[1:]
 
