@@ -28,7 +28,7 @@ from blockflow.bench.batching.rig import TASK, Further, Policy, Rig, chain_topol
 from blockflow.bench.batching.traffic import Cell, Inputs, inputs_for, poisson, saturate
 from blockflow.bench.results import Figure, interval_figure
 from blockflow.bench.simulation.arrivals import Arrival, Mix
-from blockflow.bench.simulation.sizes import Sizes, parse_sizes
+from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.statistics import median_interval
 from blockflow.core import limits
 from blockflow.core.profile import StageProfile
@@ -119,20 +119,15 @@ class Ladder:
     @property
     def alone_ms(self) -> float:
         """A query's mean compute by those profiles."""
-        return self._alone(self.profiles)
-
-    def _alone(self, profiles: Sequence[StageProfile]) -> float:
-        sizes = self._lengths()
-        if sizes is None:
-            return sum(p.ms(1) for p in profiles)
-        return sizes.mean_of(lambda length: sum(p.ms(1, 1, length) for p in profiles))
+        return mean_alone_ms(self.profiles, self.lengths)
 
     def topology(self, policy: Policy) -> dict[str, Any]:
         return chain_topology(self.recipe.blocks, policy, self.max_rows)
 
     def mix(self) -> Mix:
         """Single rows, of the lengths that there are."""
-        return Mix([(TASK, 1.0)], parse_sizes("1", ""), self._lengths())
+        lengths = parse_sizes(self.lengths, "lengths") if self.lengths else None
+        return Mix([(TASK, 1.0)], parse_sizes("1", ""), lengths)
 
     def queries(self, rate: float, seed: int, multiple: int = 1) -> list[Arrival]:
         """One visit's."""
@@ -188,7 +183,7 @@ class Ladder:
         holds the rate down, nothing can be said."""
         if self.serial >= self.plan.rate_limit:
             return []
-        apart = self._alone(self.measured.apart)
+        apart = mean_alone_ms(self.measured.apart, self.lengths)
         values: tuple[tuple[str, float], ...] = (
             ("served, to the blocks in turn", self.stretch(1)),
             ("the blocks in turn, to each by itself", self.alone_ms / apart),
@@ -310,5 +305,10 @@ class Ladder:
             Figure.of(name, arm, value, unit, len(runs), labels) for name, value, unit in values
         ]
 
-    def _lengths(self) -> Sizes | None:
-        return parse_sizes(self.lengths, "lengths") if self.lengths else None
+
+def mean_alone_ms(profiles: Sequence[StageProfile], lengths: str) -> float:
+    """A query's mean compute by these profiles; ``lengths`` as in :class:`Ladder`."""
+    if not lengths:
+        return sum(p.ms(1) for p in profiles)
+    sizes = parse_sizes(lengths, "lengths")
+    return sizes.mean_of(lambda length: sum(p.ms(1, 1, length) for p in profiles))

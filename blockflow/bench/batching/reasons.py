@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from blockflow.bench.batching.diversity import policies
 from blockflow.bench.batching.figures import (
     BEST,
     DVABATCH_PAPER,
@@ -30,6 +31,7 @@ from blockflow.bench.batching.figures import (
     TEST_RATIO,
     TIME_RATIO,
 )
+from blockflow.bench.batching.ladder import mean_alone_ms
 from blockflow.bench.batching.lbci import REQUESTS
 from blockflow.bench.batching.optimum import best_mean, zerobatch_mean
 from blockflow.bench.batching.oracle import least_end, least_mean, lines_of, split_gain
@@ -43,12 +45,10 @@ from blockflow.bench.batching.plan import (
     LARGEST,
     LBCI_ARM,
     LOOSE,
-    NONE,
     REASONS,
     SERIAL,
     SIZES,
     T_OPT_ROWS,
-    ZERO_CLASSES,
     ZEROBATCH,
     Diversity,
     Plan,
@@ -59,7 +59,6 @@ from blockflow.bench.results import Figure
 from blockflow.bench.simulation.arrivals import Arrival
 from blockflow.bench.simulation.example import made_up
 from blockflow.bench.simulation.experiment import Cell, Experiment, Runner
-from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import chain
 from blockflow.core import limits
 from blockflow.core.profile import StageProfile
@@ -102,10 +101,7 @@ class Case:
     @property
     def alone_ms(self) -> float:
         """A query's mean compute."""
-        if not self.lengths:
-            return sum(p.ms(1) for p in self.profiles)
-        sizes = parse_sizes(self.lengths, "lengths")
-        return sizes.mean_of(lambda length: sum(p.ms(1, 1, length) for p in self.profiles))
+        return mean_alone_ms(self.profiles, self.lengths)
 
     @property
     def capacity(self) -> float:
@@ -160,17 +156,9 @@ def cases(measured: Mapping[str, Sequence[StageProfile]], plan: Plan) -> list[Ca
 
 def _arms(one: Diversity) -> dict[str, tuple[Policy, int]]:
     """ZeroBatch, as in the paper, and DVABatch; where lengths differ, ZeroBatch with the same
-    classes and ``none`` as well."""
-    window, mine = _window(one.bs_max), _dvabatch(one.bs_max, one.policies)
-    if not one.classes:
-        return {ZEROBATCH: (window, 1), DVABATCH: (mine, 1)}
-    classes = {"classes": list(one.classes)}
-    return {
-        ZEROBATCH: ({**window, "classes": [one.classes[-1]]}, 1),
-        NONE: ({"policy": "none"}, 1),
-        ZERO_CLASSES: ({**window, **classes}, 1),
-        DVABATCH: ({**mine, **classes}, 1),
-    }
+    classes and ``none`` as well. All of them beside ZeroBatch, which comes first."""
+    arms = policies(one, {}, padded=True)
+    return {arm: (arms[arm], 1) for arm in dict.fromkeys([ZEROBATCH, *arms])}
 
 
 def _delayed(case: Case) -> Case:
