@@ -64,22 +64,16 @@ class Watch:
         """After the last event."""
 
 
+_EVENTS = tuple(name for name in vars(Watch) if not name.startswith("_"))
+
+
 class Watches(Watch):
     """Several watches as one; each is only called for what it overrides."""
 
     def __init__(self, watches: Iterable[Watch]) -> None:
         found = tuple(watches)
-        self.began = _fan(found, "began")  # type: ignore[method-assign]
-        self.came = _fan(found, "came")  # type: ignore[method-assign]
-        self.left = _fan(found, "left")  # type: ignore[method-assign]
-        self.queued = _fan(found, "queued")  # type: ignore[method-assign]
-        self.chosen = _fan(found, "chosen")  # type: ignore[method-assign]
-        self.started = _fan(found, "started")  # type: ignore[method-assign]
-        self.ended = _fan(found, "ended")  # type: ignore[method-assign]
-        self.expired = _fan(found, "expired")  # type: ignore[method-assign]
-        self.slots = _fan(found, "slots")  # type: ignore[method-assign]
-        self.rested = _fan(found, "rested")  # type: ignore[method-assign]
-        self.finished = _fan(found, "finished")  # type: ignore[method-assign]
+        for event in _EVENTS:
+            setattr(self, event, _fan(found, event))
 
 
 def _fan(watches: Iterable[Watch], event: str) -> Callable[..., None]:
