@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,24 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
-def make(request: pytest.FixtureRequest, way: str) -> Iterator[Make]:
+@contextmanager
+def maker(face: Make, **always: Any) -> Iterator[Make]:
+    """Makes clients of an address, which are closed at the end."""
     made: list[Any] = []
 
     def build(address: str, **kw: Any) -> Any:
-        made.append(request.param(address, shared_memory=way, **kw))
+        made.append(face(address, **always, **kw))
         return made[-1]
 
     yield build
     for client in made:
         client.close()
+
+
+@pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
+def make(request: pytest.FixtureRequest, way: str) -> Iterator[Make]:
+    with maker(request.param, shared_memory=way) as build:
+        yield build
     names = [t.name for t in threading.enumerate()]
     assert "blockflow-client" not in names
 

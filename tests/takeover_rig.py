@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import plain_http
+import pytest
 from control_rig import save_echoes
 from up_rig import up
 
@@ -40,6 +41,13 @@ def furnish(root: Path, slow_ms: int = 150) -> None:
     adding = {name: {"add": add} for name, add in {"a": 1, "b": 10, "c": 100}.items()}
     save_echoes(root / "blocks", **adding, slow={"row_ms": slow_ms})
     (root / "topology.json").write_text(json.dumps(AB))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder that is furnished."""
+    furnish(tmp_path)
+    return tmp_path
 
 
 @dataclass

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import client_suite
 import numpy as np
 import pytest
 from client_faces import AsyncFace, SyncFace
@@ -22,10 +23,7 @@ from blockflow.core.errors import BlockFlowError
 X = np.ones((1, 4), np.float32)
 
 
-@pytest.fixture
-def dispatcher() -> Iterator[FakeDispatcher]:
-    with FakeDispatcher() as fake:
-        yield fake
+dispatcher = client_suite.dispatcher
 
 
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import client_suite
 import numpy as np
 import pytest
 import torch
 from client_faces import AsyncFace, SyncFace
+from client_suite import Make, maker
 from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
 
@@ -23,26 +25,13 @@ LARGE = np.arange(64 * 1024, dtype=np.float32).reshape(-1, 4)
 SLOTS = 16
 """Of one segment for tensors of this size."""
 
-Make = Callable[..., Any]
+dispatcher = client_suite.dispatcher
 
 
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made: list[Any] = []
-
-    def build(address: str, **kw: Any) -> Any:
-        made.append(request.param(address, **kw))
-        return made[-1]
-
-    yield build
-    for client in made:
-        client.close()
-
-
-@pytest.fixture
-def dispatcher() -> Iterator[FakeDispatcher]:
-    with FakeDispatcher() as fake:
-        yield fake
+    with maker(request.param) as build:
+        yield build
 
 
 def attach(client: Any, x: Any = LARGE, **options: Any) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import sockets_rig
 from small_disk import on_small_disk
 
 from blockflow.core.errors import RequestError
 from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.janitor import RunDir, remove_leavings
+from blockflow.tensormq.janitor import remove_leavings
 from blockflow.tensormq.shm import ShmConsumer, ShmProducer
 from blockflow.wire.tensor import TensorDesc, desc_from_wire
 
@@ -65,10 +66,7 @@ class Child:
         self.process.communicate()
 
 
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with RunDir.create() as made:
-        yield made.path
+run_dir = sockets_rig.run_dir
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import numpy as np
 import plain_http
 import psutil
 import pytest
+import takeover_rig
 from dispatcher_rig import wait_until
 from takeover_rig import AB, AC, PATIENCE_S, Load, Relay, X, furnish, members, started
 from template_gate import Gate
@@ -37,11 +38,7 @@ LONG = np.repeat(X, 32, axis=0)
 
 pytestmark = pytest.mark.timeout(600)
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    furnish(tmp_path)
-    return tmp_path
+root = takeover_rig.root
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
+import takeover_rig
 from dispatcher_rig import wait_until
 from refusals_rig import CONTROLLER_THREAD, REST_THREAD, TEMPLATES, Refusals
-from takeover_rig import AB, PATIENCE_S, Load, furnish, members, started
+from takeover_rig import AB, PATIENCE_S, Load, members, started
 from warm_rig import Warm
 
 pytestmark = pytest.mark.timeout(600)
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    furnish(tmp_path)
-    return tmp_path
+root = takeover_rig.root
 
 
 @pytest.fixture

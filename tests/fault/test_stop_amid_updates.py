@@ -10,20 +10,17 @@ from pathlib import Path
 
 import plain_http
 import pytest
+import takeover_rig
 from dispatcher_rig import wait_until
-from takeover_rig import AC, PATIENCE_S, furnish, members, started
+from takeover_rig import AC, PATIENCE_S, members, started
 from up_rig import command
 from warm_rig import Warm
+
+root = takeover_rig.root
 
 STALLED = {"BLOCKFLOW_FAILPOINTS": "before_load=stall:c"}
 END_S = 30.0
 """A small part of that is needed; a guardian kills its Manager after sixty seconds."""
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    furnish(tmp_path)
-    return tmp_path
 
 
 def test_who_waits_for_an_update_hears_that_it_failed(root: Path, warm: Warm) -> None:

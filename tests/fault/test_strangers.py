@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import takeover_rig
 from sockets_rig import a_stranger_takes
-from takeover_rig import PATIENCE_S, X, furnish, members, started
+from takeover_rig import PATIENCE_S, X, members, started
 from up_rig import family, gone
 from warm_rig import Warm
 
@@ -22,6 +23,8 @@ from blockflow.control.journal import JournalFile
 from blockflow.launch.process import readable
 
 pytestmark = pytest.mark.timeout(600)
+
+root = takeover_rig.root
 
 BECOMES = """
 import runpy, subprocess, sys
@@ -32,12 +35,6 @@ runpy.run_module("blockflow", run_name="__main__", alter_sys=True)
 """
 BESIDE = [sys.executable, "-c", BECOMES]
 """As a shell does it that becomes ``blockflow up`` and has started something before."""
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    furnish(tmp_path)
-    return tmp_path
 
 
 def test_a_job_of_the_shell_outlives_managers_and_guardian(root: Path, warm: Warm) -> None:

@@ -104,21 +104,20 @@ def test_without_control_groups_there_is_no_limit(root: Path) -> None:
     assert (groups.cpu_quota(), groups.memory_limit()) == (0.0, 0)
 
 
+def said_within(group: Path, code: str) -> str:
+    """What a process of the group prints that runs ``code``, which waits for a line first."""
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        return process.communicate("\n", timeout=60)[0]
+
+
 def test_what_the_kernel_limits_is_found() -> None:
     code = "from blockflow.launch.cgroup import cpu_quota; input(); print(cpu_quota())"
-    with (
-        cgroup("cpu", "cpu.cfs_quota_us", 150_000) as group,
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process,
-    ):
-        (group / "cgroup.procs").write_text(str(process.pid))
+    with cgroup("cpu", "cpu.cfs_quota_us", 150_000) as group:
         period = int((group / "cpu.cfs_period_us").read_text())
-        output, _ = process.communicate("\n", timeout=60)
-        assert float(output) == 150_000 / period
+        assert float(said_within(group, code)) == 150_000 / period
 
 
 @pytest.mark.parametrize(
@@ -165,15 +164,5 @@ def test_what_the_kernel_kills_is_counted() -> None:
         "now = oom_kills()\n"
         "print(status, now.total - before.total, before.own and now.own, memory_limit())\n"
     )
-    with (
-        cgroup("memory", "memory.limit_in_bytes", GIB // 16) as group,
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process,
-    ):
-        (group / "cgroup.procs").write_text(str(process.pid))
-        output, _ = process.communicate("\n", timeout=60)
-        assert output.split() == ["-9", "1", "True", str(GIB // 16)]
+    with cgroup("memory", "memory.limit_in_bytes", GIB // 16) as group:
+        assert said_within(group, code).split() == ["-9", "1", "True", str(GIB // 16)]

@@ -16,21 +16,12 @@ from blockflow.tensormq.cuda_device import CudaDevice
 from blockflow.tensormq.cuda_fake import FakeCuda
 from blockflow.tensormq.cuda_trial import TRIAL_BYTES, TrialPiece, try_owners
 from blockflow.tensormq.cuda_verdict import VerdictBook, VerdictView
-from blockflow.tensormq.janitor import RunDir
-from tests import cuda_rig
+from tests import cuda_rig, mixed_rig
 
 READER, OWNER, OTHER = 7, 11, 12
 
 
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    with RunDir.create() as made:
-        yield made.path
-        cuda_rig.close_devices()
-        double = cuda_rig.double_folder(made.path)
-        assert {p.name for p in double.iterdir()} <= {"accesses"}
-        (double / "accesses").unlink(missing_ok=True)
-        double.rmdir()
+run_dir = mixed_rig.run_dir
 
 
 @pytest.fixture

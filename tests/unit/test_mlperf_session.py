@@ -79,6 +79,20 @@ def result(job: Job, folder: Path, error: BlockFlowError | None = None) -> RunRe
     return RunResult(folder, job.settings, verdict, Counts(9, 9), (), {"a": [1.0]}, error)
 
 
+def server_ends_with(code: str) -> Runs:
+    def run(job: Job, folder: Path) -> RunResult:
+        failed = job.settings.scenario is Scenario.SERVER
+        return result(job, folder, make_error(code, "it broke off") if failed else None)
+
+    return run
+
+
+def defect_in_server(job: Job, folder: Path) -> RunResult:
+    if job.settings.scenario is Scenario.SERVER:
+        raise KeyError("kpi")
+    return result(job, folder)
+
+
 def plan_of(out: Path, **kw: Any) -> Plan:
     kw = {"latency_ms": {"a": 20.0}, "rate": 50.0, "short": True, **kw}
     return Plan({"a": 1}, ALL, [Mode.PERFORMANCE], out, data="synthetic:2", **kw)
@@ -143,11 +157,7 @@ def test_more_rows_than_a_request_brings_are_refused_and_not_quietly_fewer(
 def test_a_scenario_that_failed_keeps_no_other_from_being_run_unless_nobody_is_there(
     fake: Callable[[Runs], None], tmp_path: Path, code: str, begun: int
 ) -> None:
-    def run(job: Job, folder: Path) -> RunResult:
-        failed = job.settings.scenario is Scenario.SERVER
-        return result(job, folder, make_error(code, "it broke off") if failed else None)
-
-    fake(run)
+    fake(server_ends_with(code))
     session = Session(plan_of(tmp_path), quiet)
     session.run()
     assert len(session.results) == begun
@@ -182,11 +192,7 @@ def test_two_calls_never_write_to_one_folder(fake: Callable[[Runs], None], tmp_p
 def test_a_rate_that_is_too_high_is_invalid_and_no_failure_of_the_call(
     fake: Callable[[Runs], None], tmp_path: Path, code: str
 ) -> None:
-    def run(job: Job, folder: Path) -> RunResult:
-        failed = job.settings.scenario is Scenario.SERVER
-        return result(job, folder, make_error(code, "given up") if failed else None)
-
-    fake(run)
+    fake(server_ends_with(code))
     session = Session(plan_of(tmp_path), quiet)
     session.run()
     assert session.error is None
@@ -202,12 +208,7 @@ def test_a_rate_that_is_too_high_is_invalid_and_no_failure_of_the_call(
 def test_a_defect_is_an_error_of_the_call_and_what_was_measured_stays(
     fake: Callable[[Runs], None], tmp_path: Path
 ) -> None:
-    def run(job: Job, folder: Path) -> RunResult:
-        if job.settings.scenario is Scenario.SERVER:
-            raise KeyError("kpi")
-        return result(job, folder)
-
-    fake(run)
+    fake(defect_in_server)
     session = Session(plan_of(tmp_path), quiet)
     session.run()
     assert [r.result.settings.scenario for r in session.results] == [ALL[0], ALL[2]]
@@ -257,17 +258,10 @@ def test_the_summary_of_a_call_that_goes_on_tells_what_has_failed(
 ) -> None:
     told: list[Any] = []
 
-    def run(job: Job, folder: Path) -> RunResult:
-        if job.settings.scenario is Scenario.SERVER:
-            raise KeyError("kpi")
-        return result(job, folder)
-
-    fake(run)
-
     def keep(session: Session) -> None:
         told.append(make_document(session, "a test")["error"]["code"])
 
-    fake(run)
+    fake(defect_in_server)
     Session(plan_of(tmp_path), quiet, keep=keep).run()
     assert told[-1] == "INTERNAL"
     assert told[:4] == ["CANCELLED", "CANCELLED", "CANCELLED", "INTERNAL"]

@@ -114,14 +114,17 @@ def test_the_smallest_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert loaded[-2:] == ["big", "big"], "what cannot be read is left to its workers"
 
 
+def store_linear(folder: Path) -> None:
+    linear = LoadedModel(
+        nn.Sequential(nn.Linear(4, 2)).eval(), "test", TensorSpec("float32", ("rows", 4))
+    )
+    export_model(linear, BlockRepository(folder), names=["b"])
+
+
 def test_a_stored_block_is_never_given_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = BlockRepository(tmp_path)
-    spec = TensorSpec("float32", ("rows", 4))
-    export_model(
-        LoadedModel(nn.Sequential(nn.Linear(4, 2)).eval(), "test", spec), repository, names=["b"]
-    )
+    store_linear(tmp_path)
     monkeypatch.setattr(rehearsal, "preload", lambda modules: None)
     monkeypatch.setattr(torch.export, "load", lambda file: pytest.fail("loaded by torch"))
     monkeypatch.setattr(rehearsal, "is_known", lambda file, most: False)
@@ -139,11 +142,7 @@ def test_a_stored_block_is_never_given_to_torch(
 def test_a_large_graph_is_left_to_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = BlockRepository(tmp_path)
-    spec = TensorSpec("float32", ("rows", 4))
-    export_model(
-        LoadedModel(nn.Sequential(nn.Linear(4, 2)).eval(), "test", spec), repository, names=["b"]
-    )
+    store_linear(tmp_path)
     monkeypatch.setattr(rehearsal, "_MOST_JSON", 1000)
     monkeypatch.setattr(rehearsal, "_DataEngine", lambda *_: pytest.fail("was loaded"))
     rehearsal.rehearse({"repository": str(tmp_path)})
