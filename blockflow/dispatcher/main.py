@@ -13,7 +13,8 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.core.launchspec import DispatcherLaunch
 from blockflow.core.scarcity import failure
 from blockflow.dispatcher.monitor import Snapshot
-from blockflow.dispatcher.server import DispatcherServer, remove_files
+from blockflow.dispatcher.resources import remove_files
+from blockflow.dispatcher.server import DispatcherServer
 from blockflow.launch.logs import log_to_stderr
 from blockflow.tensormq.agent import ControlAgent, Mailbox, lifeline_from_environment
 from blockflow.tensormq.collector import begin_collector

@@ -24,17 +24,13 @@ from blockflow.dispatcher.heap import is_large
 from blockflow.dispatcher.monitor import Snapshot, StatsThread
 from blockflow.dispatcher.reading import FrameReader
 from blockflow.dispatcher.repeats import ResultMemory
+from blockflow.dispatcher.resources import client_protection, input_producer, remove_files
 from blockflow.dispatcher.tensors import TensorDesk, waiting_bytes
-from blockflow.launch.cgroup import memory_rooms
 from blockflow.tensormq.agent import Mailbox
-from blockflow.tensormq.arena import Arena
-from blockflow.tensormq.channel import Producer
-from blockflow.tensormq.curve import CLIENTS, Gatekeeper, LinkGuard, Protect
-from blockflow.tensormq.inline import InlineProducer
-from blockflow.tensormq.janitor import grant_socket_path, remove_leavings
-from blockflow.tensormq.keys import Keyring
+from blockflow.tensormq.curve import Gatekeeper, LinkGuard
+from blockflow.tensormq.janitor import grant_socket_path
 from blockflow.tensormq.push import PushCache
-from blockflow.tensormq.shm import ShmConsumer, ShmProducer
+from blockflow.tensormq.shm import ShmConsumer
 from blockflow.tensormq.sockets import bind_pull, bind_router, remove_socket_files
 from blockflow.wire.control import (
     ControlMessage,
@@ -122,7 +118,7 @@ class DispatcherServer:
         run_dir = Path(launch.run_dir)
         keeper = Gatekeeper(context)
         link = LinkGuard(keeper, run_dir)
-        protection = _client_protection(launch, keeper)
+        protection = client_protection(launch, keeper)
         router, self.client_endpoints = bind_router(
             context, launch.client_endpoints, limits.MAX_MESSAGE_BYTES, _CLIENT_HWM, protection
         )
@@ -139,7 +135,7 @@ class DispatcherServer:
             )
             undo.callback(remove_socket_files, [self.endpoint])
             undo.callback(self._returns.close, 0)
-            producer = _producer(launch, run_dir)
+            producer = input_producer(launch, run_dir)
             undo.pop_all()
         self._reader = FrameReader(self._returns, _RETURN_FRAMES)
         self._push = PushCache(context, self._poller, protect=link.connect)
@@ -384,23 +380,3 @@ class DispatcherServer:
             "epoch": exchange.planner.epoch,
             "version": exchange.planner.version,
         }
-
-
-def remove_files(launch: DispatcherLaunch) -> None:
-    """Remove the arena and the socket files (ZeroMQ leaves those); also of a dead Dispatcher."""
-    remove_leavings(Path(launch.run_dir), launch.incarnation)
-    remove_socket_files(launch.client_endpoints)
-
-
-def _client_protection(launch: DispatcherLaunch, keeper: Gatekeeper) -> Protect | None:
-    if not launch.keys:
-        return None
-    ring = Keyring(Path(launch.keys))
-    return keeper.protect(CLIENTS, ring.server(), ring.allows)
-
-
-def _producer(launch: DispatcherLaunch, run_dir: Path) -> Producer:
-    if launch.arena_bytes == 0:  # nothing travels by handle
-        return InlineProducer()
-    arena = Arena.create(run_dir, launch.incarnation, launch.arena_bytes, launch.slots)
-    return ShmProducer(arena, memory_rooms)
