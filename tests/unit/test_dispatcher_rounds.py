@@ -112,8 +112,11 @@ def test_what_nobody_waits_for_has_its_turn_beside_messages(every_us: int, looke
         "_chores_ns": 0,
         "_opens_ns": None,
         "_report_drained": lambda: None,
+        "_cpu_latency": SimpleNamespace(hold=lambda _: None),
         "exchange": SimpleNamespace(
-            tick=tick, table=SimpleNamespace(next_deadline=lambda: now + 1500)
+            tick=tick,
+            next_due=lambda: now + 1500,
+            wakefulness=SimpleNamespace(wanted_us=lambda _: None),
         ),
     }
     vars(server).update(parts)
