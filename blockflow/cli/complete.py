@@ -28,7 +28,8 @@ def asked_by_bash() -> Iterator[None]:
         return
     words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
     # Not so where others' completions (npm's) have taken the sign out of ``COMP_WORDBREAKS``.
-    broken = any(_is_sign(word) and "@" in word for word in words[max(at - 1, 0) : at + 1])
+    pieces = words[max(at - 1, 0) : at + 1] if any(words[at : at + 1]) else []
+    broken = any(_is_sign(word) and "@" in word for word in pieces)
     words, at = whole_words(words, at)
     os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(at)
     answers = StringIO()
