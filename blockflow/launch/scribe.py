@@ -38,7 +38,7 @@ class Scribe(LogStream):
     def __init__(self, number: int, patience_s: float = PATIENCE_S) -> None:
         super().__init__(number)
         self._patience_s = patience_s
-        self._texts: deque[str] = deque()
+        self._texts: deque[memoryview] = deque()
         self._lost = 0
         self._late = False
         self._changed = threading.Condition()
@@ -46,14 +46,15 @@ class Scribe(LogStream):
 
     def write(self, text: str) -> int:
         """What the disk refuses is lost without a word: there is no other place for it."""
+        data = self._bytes(text)  # here, so that what is no text is its writer's error
         with self._changed:
             if len(self._texts) >= MOST:
                 self._lost += text.count("\n")
             elif self._begun():
-                self._texts.append(text)
+                self._texts.append(data)
                 self._changed.notify_all()
             else:
-                self._put(text)
+                self._put(data)
         self.flush()
         return len(text)
 
@@ -81,20 +82,19 @@ class Scribe(LogStream):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._texts)
-                count, text = len(self._texts), "".join(self._texts)
-            self._put(text)
+                data = self._texts[0]
+            self._put(data)
             with self._changed:
-                for _ in range(count):  # until now they counted: what waits is bounded
-                    self._texts.popleft()
+                self._texts.popleft()  # until now it counted: what waits is bounded
                 if self._lost:
-                    self._texts.append(lost_lines(self._lost, "the disk did not answer"))
+                    told = lost_lines(self._lost, "the disk did not answer")
+                    self._texts.append(self._bytes(told))
                     self._lost = 0
                 if not self._texts:
                     self._late = False
                     self._changed.notify_all()
 
-    def _put(self, text: str) -> None:
-        data = self._bytes(text)
+    def _put(self, data: memoryview) -> None:
         with suppress(OSError):
             while data:
                 data = data[os.write(self._number, data) :]

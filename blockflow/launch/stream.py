@@ -30,7 +30,9 @@ class LogStream(io.TextIOBase):
         return True
 
     def _bytes(self, text: str) -> memoryview:
-        return memoryview(text.encode(self.encoding, self.errors))
+        """Raises TypeError, as every stream of text does, for what is none: libraries (click) find
+        out so that they must not write bytes."""
+        return memoryview(str.encode(text, self.encoding, self.errors))
 
 
 def lost_lines(count: int, why: str) -> str:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,18 @@ def test_what_the_disk_refuses_is_lost_and_nobody_is_told() -> None:
         one = Scribe(full.fileno())
         one.write("no room\n")
         until_idle(one)
+
+
+def test_what_is_no_text_is_its_writers_error_and_the_log_goes_on(tmp_path: Path) -> None:
+    """So click finds out, at each line, whether a stream is one of bytes."""
+    nothing: Any = b""
+    with (tmp_path / "log").open("w") as file:
+        one = Scribe(file.fileno())
+        with pytest.raises(TypeError):
+            one.write(nothing)
+        one.write("next\n")
+        until_idle(one)
+    assert (tmp_path / "log").read_text() == "next\n"
 
 
 def test_a_process_with_a_log_file_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
