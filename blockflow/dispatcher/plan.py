@@ -20,8 +20,9 @@ from blockflow.dispatcher.edges import EdgeBook
 
 _CACHE_LIMIT = 4096
 _CACHE_NODES = 32_768
-"""Of all remembered plans together. A node takes 700 bytes, and any order of any sixteen tasks is a
-plan of its own: by their number alone, a client could have 150 MB of them kept."""
+"""Of all remembered plans together, unless the tasks' own paths have more. A node takes 700 bytes,
+and any order of any sixteen tasks is a plan of its own: by their number alone, a client could have
+150 MB of them kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Planner:
         self._cache: dict[tuple[tuple[str, ...], frozenset[str], tuple[int, ...]], Plan] = {}
         self._only: dict[tuple[str, ...], Plan] = {}  # where there is no replica to choose
         self._nodes = 0  # of the plans in the cache
+        self._most_nodes = _CACHE_NODES
 
     @property
     def table(self) -> RouteTable | None:
@@ -108,6 +110,7 @@ class Planner:
         self._table = table
         self.version = table.version
         self._guesses = Guesses(table.tasks)
+        self._most_nodes = max(_CACHE_NODES, sum(len(t.path) for t in table.tasks.values()))
         self._forget()
         self._index()
         self._turn = {b: n for b, n in self._turn.items() if b in self._replicas}
@@ -224,7 +227,7 @@ class Planner:
             stages = self._table.stages if self._table else {}
             plan = self._build(tasks, paths, chosen, canaries, stages)
             nodes = len(plan.tree.nodes)
-            if len(self._cache) >= _CACHE_LIMIT or self._nodes + nodes > _CACHE_NODES:
+            if len(self._cache) >= _CACHE_LIMIT or self._nodes + nodes > self._most_nodes:
                 self._forget()
             self._cache[key] = plan
             self._nodes += nodes

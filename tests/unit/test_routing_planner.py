@@ -214,6 +214,18 @@ def test_of_long_ways_fewer_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
+def test_each_tasks_own_way_is_remembered_however_large_the_topology_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One after the other they would throw each other out, and each be planned anew."""
+    monkeypatch.setattr(made_by, "_CACHE_NODES", 4)
+    p = planner(
+        {n: (b, 10 + n) for n, b in enumerate("abcd", 1)}, t=("a", "b"), u=("a", "c"), v=("a", "d")
+    )
+    first = [plan(p, name) for name in "tuv"]
+    assert all(plan(p, name) is made for name, made in zip("tuv", first, strict=True))
+
+
 def test_a_plan_without_a_choice_holds_until_there_is_one() -> None:
     p = planner({1: ("b", 11)}, t=("b",))
     assert plan(p, "t") is plan(p, "t")
