@@ -7,6 +7,11 @@ such stage all who come to it and all who begin there are served in the order of
 priority, shares, earliest deadline. What counts for the shares is what has run at that stage
 (start-time fair queueing, as in :class:`~blockflow.batching.room.WaitingRoom`): who is under way
 has been charged when he began, and any number may have begun.
+
+A task is charged for what rides in batches whose turn is another task's. Its first query, where it
+cannot ride with them (another shape, too many rows), keeps a turn: right behind those whom others
+of its task have ridden with, as if only so many rows of the task as its own had. By all that has
+ridden it might never come: there may always be a task that has had less.
 """
 
 from __future__ import annotations
@@ -20,6 +25,9 @@ from blockflow.batching.shares import TaskShare
 Rank = tuple[int, float, int, int, int]
 """Of two tasks' queries that wait at one stage the one with the smaller rank goes first."""
 
+Firsts = Sequence[tuple[Query, Rank]]
+"""Of those who wait at one stage the oldest of each task, and its rank."""
+
 
 class Meetings:
     """Books of what has run at each stage.
@@ -32,11 +40,17 @@ class Meetings:
         self._shares = tuple(shares)
         self._virtual: dict[tuple[int, int], float] = {}  # by stage and task
         self._reached: dict[tuple[int, int], float] = {}  # by stage and priority
+        # By stage and task: the age of its first whom others of it have overtaken, and his turn.
+        self._kept: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
 
     def rank(self, query: Query) -> Rank:
         """Where ``query`` stands among those who wait at its stage now."""
         task = self._task(query)
-        start = self._start(query.stage, task)
+        kept = self._kept.get((query.stage, task))
+        if kept is not None and age(query) <= kept[0]:
+            start = kept[1]
+        else:
+            start = self._start(query.stage, task)
         priority = self._shares[task].priority
         return -priority, start, query.deadline_ns, query.arrival_ns, query.key
 
@@ -51,20 +65,29 @@ class Meetings:
             heapq.heapify(lane)
         order = [(self.rank(lane[0][2]), task) for task, lane in lanes.items()]
         heapq.heapify(order)
+        counted: dict[int, float] = {}  # only the first has a turn that was kept
         while order:
-            (_, start, *_), task = order[0]
+            task = order[0][1]
             lane = lanes[task]
             query = heapq.heappop(lane)[2]
             yield query
             if lane:
-                start += query.rows / self._shares[task].weight
+                start = counted.get(task)
+                if start is None:
+                    start = self._start(query.stage, task)
+                start = counted[task] = start + query.rows / self._shares[task].weight
                 first, _, deadline, arrival, key = self.rank(lane[0][2])
                 heapq.heapreplace(order, ((first, start, deadline, arrival, key), task))
             else:
                 heapq.heappop(order)
 
-    def served(self, queries: Sequence[Query]) -> None:
-        """They run, as one batch."""
+    def served(self, queries: Sequence[Query], firsts: Firsts = ()) -> None:
+        """They run, as one batch.
+
+        Args:
+            queries: of the batch.
+            firsts: of those who waited there; who of them does not run keeps his turn.
+        """
         stage = queries[0].stage
         rows: dict[int, int] = {}
         tasks = len(self._shares)
@@ -79,6 +102,15 @@ class Meetings:
             self._virtual[stage, task] = start + rows[task] / share.weight
         for priority, start in reached.items():
             self._reached[stage, priority] = start
+        keys = {query.key for query in queries} if firsts else ()
+        for query, rank in firsts:
+            task = self._task(query)
+            if query.key in keys:
+                self._kept.pop((stage, task), None)
+            elif task in rows:
+                share = self._shares[task]
+                own = reached[share.priority] + query.rows / share.weight
+                self._kept[stage, task] = age(query), min(rank[1], own)
 
     def _start(self, stage: int, task: int) -> float:
         """A task that was away has saved nothing up."""

@@ -11,7 +11,7 @@ from blockflow.batching.convoy import Convoys
 from blockflow.batching.costs import Costs, Route, at, measured
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Arrivals, Lines
-from blockflow.batching.meetings import Meetings, Rank
+from blockflow.batching.meetings import Firsts, Meetings, Rank
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import (
     ELSEWHERE,
@@ -207,10 +207,11 @@ class QueueingPolicy(Policy):
             self._known_groups[key] = group
         return group
 
-    def _run(self, queries: Sequence[Query]) -> Run:
-        """One batch of ``queries``, padded if their shapes differ."""
+    def _run(self, queries: Sequence[Query], firsts: Firsts = ()) -> Run:
+        """One batch of ``queries``, padded if their shapes differ; ``firsts`` as of
+        :meth:`Meetings.served`."""
         if self.lanes > 1 and queries[0].stage in self._met:
-            self._meetings.served(queries)
+            self._meetings.served(queries, firsts)
         first = queries[0].shape
         pad_to: tuple[int, ...] = ()
         if self._classes and any(q.shape != first for q in queries):

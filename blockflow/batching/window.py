@@ -7,12 +7,13 @@ The usual batching of serving systems: at most so many rows, at most so much del
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.meetings import age
+from blockflow.batching.meetings import Firsts, age
 from blockflow.batching.options import Integer, Kind, Number, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil
 from blockflow.batching.predicting import in_time
@@ -42,6 +43,22 @@ class _Batch(Convoy):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number, self.since = number, 0
+
+
+class _Meeting(NamedTuple):
+    """Those who wait at one stage.
+
+    Attributes:
+        head: whose turn it is.
+        batch: in which of the batches under way it is.
+        apart: whether they are of several tasks and batches.
+        firsts: the oldest of each task, and its rank.
+    """
+
+    head: Query
+    batch: int
+    apart: bool
+    firsts: Firsts
 
 
 class WindowPolicy(QueueingPolicy):
@@ -118,12 +135,14 @@ class WindowPolicy(QueueingPolicy):
         if not there:
             return None
         met = {s: self._whose_turn(s, found) for s, found in there.items() if len(found) > 1}
-        turn = {s: met[s][1] if s in met else found[0] for s, found in there.items()}
+        turn = {s: met[s].batch if s in met else found[0] for s, found in there.items()}
         stage = min(turn, key=lambda s: (turn[s], self._position[s]))
-        head, i, apart = met.get(stage, (None, turn[stage], False))
-        if head is None or not apart:
-            return self._go(self._under_way[i], stage, now)
-        group = self._group_of(head)
+        meeting = met.get(stage)
+        if meeting is None:
+            return self._go(self._under_way[turn[stage]], stage, now)
+        if not meeting.apart:
+            return self._go(self._under_way[meeting.batch], stage, now, meeting.firsts)
+        group = self._group_of(meeting.head)
         waiting = [
             (query, batch.number)
             for batch in self._under_way
@@ -135,11 +154,10 @@ class WindowPolicy(QueueingPolicy):
         part = _Batch(min(number for query, number in waiting if query.key in chosen))
         queries = [q for q, _ in waiting if q.key in chosen]  # as they lie side by side
         self._convoys.join(part, queries)
-        return self._start(part, queries, now)
+        return self._start(part, queries, now, meeting.firsts)
 
-    def _whose_turn(self, stage: int, batches: Sequence[int]) -> tuple[Query, int, bool]:
-        """Of several batches, or parts of them, that wait at ``stage``: the query whose turn it is,
-        in which of them it is, and whether they are of several tasks and batches."""
+    def _whose_turn(self, stage: int, batches: Sequence[int]) -> _Meeting:
+        """Of several batches, or parts of them, that wait at ``stage``."""
         rank, heads = self._meetings.rank, dict[int, tuple[Query, int]]()
         for i in batches:
             for query in self._under_way[i].waiting.values():
@@ -147,11 +165,13 @@ class WindowPolicy(QueueingPolicy):
                     known = heads.get(query.task)
                     if known is None or age(query) < age(known[0]):
                         heads[query.task] = query, i
-        head, i = min(heads.values(), key=lambda entry: rank(entry[0]))
+        firsts = [(query, rank(query)) for query, _ in heads.values()]
+        head = min(firsts, key=itemgetter(1))[0]
         oldest, youngest = (self._under_way[batches[at]].number for at in (0, -1))
-        return head, i, len(heads) > 1 and oldest != youngest
+        apart = len(heads) > 1 and oldest != youngest
+        return _Meeting(head, heads[head.task][1], apart, firsts)
 
-    def _go(self, convoy: _Batch, stage: int, now: int) -> Run:
+    def _go(self, convoy: _Batch, stage: int, now: int, firsts: Firsts = ()) -> Run:
         convoy = self._first_there(stage, convoy)
         waiting = list(convoy.waiting.values())
         mine = self._fitting([q for q in waiting if q.stage == stage])
@@ -162,12 +182,14 @@ class WindowPolicy(QueueingPolicy):
             self._convoys.join(convoy, queries)
         else:
             self._under_way.remove(convoy)
-        return self._start(convoy, queries, now)
+        return self._start(convoy, queries, now, firsts)
 
-    def _start(self, convoy: _Batch, queries: Sequence[Query], now: int) -> Run:
+    def _start(
+        self, convoy: _Batch, queries: Sequence[Query], now: int, firsts: Firsts = ()
+    ) -> Run:
         self._convoys.start(convoy, queries)
         convoy.since = now
-        return self._run(queries)
+        return self._run(queries, firsts)
 
     def _first_there(self, stage: int, batch: _Batch) -> _Batch:
         """Of the parts of ``batch`` the one that waits at ``stage`` longest."""

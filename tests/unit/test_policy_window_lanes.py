@@ -74,3 +74,36 @@ def test_who_comes_to_a_batch_that_waits_runs_with_it_once() -> None:
     policy.done(2, (0,), MS)
     policy.arrive(query(0, 0, stage=3, first=False, ahead=()), MS)
     assert policy.decide(MS) == Run(3, (0, 1))
+
+
+def test_who_can_share_no_batch_with_others_of_its_task_has_its_turn_where_they_meet() -> None:
+    """To stage 2 comes one of task 1 again and again, and with it three of task 0. The oldest of
+    task 0 there has another shape."""
+    policy = create_policy({"policy": "window", "max_rows": 4}, (1, 2), None, ALIKE)
+    policy.lanes = 2
+
+    def come(tasks: Sequence[int], begin: int, shape: tuple[int, ...] = (4,)) -> None:
+        keys = tuple(range(begin, begin + len(tasks)))
+        for key, task in zip(keys, tasks, strict=True):
+            policy.arrive(query(key, key, task=task, shape=shape, ahead=(2,)), key)
+        assert policy.decide(MS, {2}) == Run(1, keys)
+        policy.done(1, keys, MS)
+        for key, task in zip(keys, tasks, strict=True):
+            there = query(key, key, task=task, shape=shape, stage=2, first=False, ahead=())
+            policy.arrive(there, MS)
+
+    def goes() -> tuple[int, ...]:
+        run = policy.decide(MS, {1})
+        assert isinstance(run, Run)
+        policy.done(2, run.keys, MS)
+        return run.keys
+
+    for begin in range(0, 40, 4):
+        come((1, 0, 0, 0), begin)
+        assert len(goes()) == 4
+    come((0,), 50, shape=(8,))
+    came = []
+    for begin in range(60, 80, 4):
+        come((1, 0, 0, 0), begin)
+        came.append(goes())
+    assert came[:2] == [(60, 61, 62, 63), (50,)]
