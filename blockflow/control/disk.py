@@ -6,14 +6,16 @@ ends that. Who has others to look after, or a thread that others need, must not 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from blockflow.control.waiters import fulfil
 from blockflow.core.errors import SystemError_
@@ -30,7 +32,10 @@ LOOK_S = 2.0
 """For what would be missed, by somebody who is not missed for that long. A disk that is merely busy
 has answered by then even on a machine that has other things to do."""
 
+log = logging.getLogger("blockflow.control")
+
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Disk:
@@ -78,6 +83,60 @@ class Disk:
             answer = begun(question)
             self._open.append((now, answer))
         return since, answer
+
+
+class Patience:
+    """For a thread that others need and that must have a folder's answer all the same: while it
+    waits, the log says so, and whoever asks why the thread does nothing else is told.
+
+    Args:
+        what: is asked, for people.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._since: float | None = None
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Within it the folder is asked; one that is within another one counts for nothing."""
+        if self._since is not None:
+            yield
+            return
+        since = self._since = time.monotonic()
+        word = threading.Timer(PATIENCE_S, self._say)
+        word.daemon = True
+        with suppress(RuntimeError):  # no further thread can be had
+            word.start()
+        try:
+            yield
+        finally:
+            word.cancel()
+            self._since = None
+            if (waited := time.monotonic() - since) >= PATIENCE_S:
+                log.warning("%s has answered, after %.1f s", self._what, waited)
+
+    def _say(self) -> None:
+        if reason := self.reason():  # it may have answered just now
+            log.warning("%s", reason)
+
+    def reason(self) -> str:
+        """Why nothing else is done, '' = not for want of an answer, so far."""
+        since = self._since
+        if since is None or (silent_s := time.monotonic() - since) < PATIENCE_S:
+            return ""
+        return f"{self._what} has not answered for {silent_s:.1f} s, and is waited for"
+
+
+def patiently(method: Method) -> Method:
+    """A method that asks a folder within :meth:`Patience.asking` of its object's ``patience``."""
+
+    @wraps(method)
+    def asking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.patience.asking():
+            return method(self, *args, **kwargs)
+
+    return cast(Method, asking)
 
 
 class Glance:

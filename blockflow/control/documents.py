@@ -22,6 +22,23 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What an OSError of a full disk says."""
 
 
+def unusable(error: OSError, root: Path) -> SystemError_:
+    """NO_SPACE, or STATE_UNUSABLE: the state directory ``root`` cannot be used."""
+    if error.errno in NO_ROOM:
+        return SystemError_(
+            "NO_SPACE",
+            f"the state cannot be written: {error.strerror}",
+            where=str(root),
+            hint="free some disk space; the stored state is unchanged",
+        )
+    return SystemError_(
+        "STATE_UNUSABLE",
+        f"the state directory cannot be used: {error.strerror}",
+        where=str(error.filename or root),
+        hint="check the directory and its permissions, or name another --state-dir",
+    )
+
+
 class LaterFormat(ValueError):
     """A later release has written it: it may be whole."""
 

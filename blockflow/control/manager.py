@@ -153,7 +153,7 @@ class Manager:
 
     def call(self, command: Callable[[], T]) -> T:
         """:meth:`submit` and wait for the result. Raises what ``command`` raises, or TIMEOUT."""
-        return result_of(self.submit(command), _CALL_S)
+        return result_of(self.submit(command), _CALL_S, self.store.patience.reason)
 
     def wait(self, test: Callable[[], T | None], timeout_s: float) -> T | None:
         """Wait until ``test``, run in the Manager's thread, gives something; None on time-out.
@@ -161,7 +161,7 @@ class Manager:
         future: Future[T | None] = Future()
         deadline = time.monotonic_ns() + ns(timeout_s)
         self.call(lambda: self._waiters.add(Waiter(test, deadline, future)))
-        return result_of(future, timeout_s + _CALL_S)
+        return result_of(future, timeout_s + _CALL_S, self.store.patience.reason)
 
     def wait_update(self, update_id: int, timeout_s: float) -> Update | None:
         """The update once it is final; None when it is still under way at the time-out."""

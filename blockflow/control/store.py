@@ -26,7 +26,8 @@ from typing import Any
 from blockflow.control import pending
 from blockflow.control.crashes import FILE as CRASHES
 from blockflow.control.discarded import put_aside
-from blockflow.control.documents import NO_ROOM, seal, take_lock, write_file
+from blockflow.control.disk import Patience, patiently
+from blockflow.control.documents import seal, take_lock, unusable, write_file
 from blockflow.control.generations import (
     CURRENT,
     MISSING,
@@ -66,8 +67,12 @@ class StateStore:
     Raises (constructor):
         SystemError_: ALREADY_RUNNING when another process holds the folder; STATE_CORRUPT when no
             generation can be read; STATE_UNUSABLE when it cannot be used; NO_SPACE when it is full.
+
+    Attributes:
+        patience: whether its disk is waited for, for any thread.
     """
 
+    patience: Patience
     _lock: int
     _epochs = _found = _scarce = ""
     _spans: dict[str, Span]
@@ -106,6 +111,7 @@ class StateStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @patiently
     def save(self, state: StoredState) -> None:
         """Make ``state`` the current generation, durably; on an error the old one stays as it is.
 
@@ -138,7 +144,7 @@ class StateStore:
             for path in (temp, spare):
                 with suppress(OSError):
                     os.unlink(path)
-            raise self._io_error(e) from e
+            raise unusable(e, self.root) from e
         self._state, self._scarce = state, ""
 
     def tend(self, now_ns: int) -> None:
@@ -171,11 +177,13 @@ class StateStore:
         self.save(self._state.committed(past, topology))
         self._epochs = ""
 
+    @patiently
     def begin(self, epoch: int) -> None:
         """An update to ``epoch`` is under way."""
         self._pending = epoch
         pending.begin(self.root, epoch)
 
+    @patiently
     def ended(self, epoch: int) -> None:
         """The update to ``epoch`` has ended, one way or the other. Where another one has begun in
         the meantime, that is the one to be told of."""
@@ -221,6 +229,7 @@ class StateStore:
         used = {"incarnation": incarnation, "stage": stage}
         self._left = {kind: span.after(used[kind]) for kind, span in self._left.items()}
 
+    @patiently
     def discard(self, told: Sequence[str] = _ALL) -> None:
         """Start from epoch 0 on purpose; files that tell of something (``told``) are kept under
         other names. Incarnations and stages go on where a readable state left them."""
@@ -255,6 +264,7 @@ class StateStore:
 
     def _open(self, root: Path | str) -> None:
         self.root = Path(root)
+        self.patience = Patience(f"the state directory {self.root}")
         self._spans, self._left, self._file = {}, {}, None
         self._pending = 0
         self._lock = self._acquire()
@@ -299,12 +309,13 @@ class StateStore:
             log.error("what numbers are left cannot be written down: %s", e)
             self._file = None
 
+    @patiently
     def _acquire(self) -> int:
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             return take_lock(self.root / LOCK)
         except OSError as e:
-            raise self._io_error(e) from e
+            raise unusable(e, self.root) from e
 
     def _keep_lock(self) -> None:
         """Who removes the lock file, or all of the folder, lets another control plane in; then that
@@ -318,11 +329,12 @@ class StateStore:
             os.close(old)
         log.warning("%s was removed, and is made again", self.root / LOCK)
 
+    @patiently
     def _load(self) -> StoredState:
         try:
             state, found = latest_generation(self.root, strict=not self._succeeds)
         except OSError as e:
-            raise self._io_error(e) from e
+            raise unusable(e, self.root) from e
         if state is not None:
             told: list[str] = []
             if found:
@@ -383,18 +395,3 @@ class StateStore:
         if self._is_new():
             os.write(self._lock, b"blockflow state\n")  # from now on missing files are a loss
             os.fsync(self._lock)
-
-    def _io_error(self, e: OSError) -> SystemError_:
-        if e.errno in NO_ROOM:
-            return SystemError_(
-                "NO_SPACE",
-                f"the state cannot be written: {e.strerror}",
-                where=str(self.root),
-                hint="free some disk space; the stored state is unchanged",
-            )
-        return SystemError_(
-            "STATE_UNUSABLE",
-            f"the state directory cannot be used: {e.strerror}",
-            where=str(e.filename or self.root),
-            hint="check the directory and its permissions, or name another --state-dir",
-        )

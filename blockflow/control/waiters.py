@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from blockflow.core.errors import SystemError_
+
+_LOOK_S = 1.0
+"""Who waits asks so often whether it is in vain."""
 
 T = TypeVar("T")
 
@@ -65,10 +69,15 @@ def fulfil(future: Future[T], act: Callable[[], T]) -> None:
         future.set_exception(e)
 
 
-def result_of(future: Future[T], timeout_s: float) -> T:
+def result_of(future: Future[T], timeout_s: float, stuck: Callable[[], str] = str) -> T:
     """What the Manager's thread has made of it. Raises what that has raised, or SystemError_:
-    TIMEOUT."""
-    try:
-        return future.result(timeout_s)
-    except TimeoutError as e:
-        raise SystemError_("TIMEOUT", "the control plane is busy", hint="try again") from e
+    TIMEOUT; sooner than in ``timeout_s``, where that thread is ``stuck`` and it is known why."""
+    end = time.monotonic() + timeout_s
+    while True:
+        left = end - time.monotonic()
+        wait([future], max(0.0, min(left, _LOOK_S)))
+        if future.done():
+            return future.result()
+        if (why := stuck()) or left <= _LOOK_S:
+            busy = ": ".join(filter(None, ("the control plane is busy", why)))
+            raise SystemError_("TIMEOUT", busy, hint="try again")

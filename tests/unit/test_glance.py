@@ -1,21 +1,25 @@
 """A state directory whose disk does not answer keeps the Manager's thread for a moment only: the
-dead are told and replaced meanwhile."""
+dead are told and replaced meanwhile. Where it has to wait, it is said for what."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockflow.control import crashes, disk, logfiles
+from blockflow.control import crashes, disk, logfiles, manager, store, waiters
 from blockflow.control.crashes import FILE, CrashBook
 from blockflow.control.disk import Glance
 from blockflow.control.fleet import Crash
 from blockflow.control.logfiles import LogFiles
+from blockflow.control.manager import Manager
+from blockflow.control.store import StateStore
+from blockflow.core.errors import SystemError_
 
 SECOND = 1_000_000_000
 
@@ -103,3 +107,46 @@ def test_what_could_not_be_written_of_a_crash_is_written_with_the_next(
     died(3)
     written = json.loads((tmp_path / FILE).read_bytes())["body"]["dispatcher"]
     assert [c["incarnation"] for c in written] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_who_must_have_the_disks_answer_says_so(
+    tmp_path: Path, lasts: bool, silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update, or a control plane that starts: the log says it, and REST to whoever asks."""
+    said: list[str] = []
+    heard = threading.Event()
+
+    def hear(text: str, *args: Any) -> None:
+        said.append(text % args)
+        heard.set()
+
+    monkeypatch.setattr(disk.log, "warning", hear)
+    monkeypatch.setattr(waiters, "_LOOK_S", 0.01)
+    monkeypatch.setattr(manager, "_CALL_S", 600.0 if lasts else 0.0)
+    told = f"the state directory {tmp_path} has not answered for "
+    with StateStore(tmp_path) as it:
+        made = Manager.__new__(Manager)
+        made.store = it
+        monkeypatch.setattr(made, "submit", lambda _: Future())
+        write = store.write_file
+
+        def late(*args: Any, **kwargs: Any) -> None:
+            if lasts:
+                assert heard.wait(60)
+                with pytest.raises(SystemError_, match=f"is busy: {told}") as e:
+                    made.call(lambda: None)
+                assert e.value.code == "TIMEOUT"
+            write(*args, **kwargs)
+
+        monkeypatch.setattr(store, "write_file", late)
+        monkeypatch.setattr(disk, "PATIENCE_S", 0.01 if lasts else 600.0)
+        it.begin(1)
+        it.commit(1, {}, {})
+        assert it.patience.reason() == ""
+        monkeypatch.setattr(manager, "_CALL_S", 0.0)
+        with pytest.raises(SystemError_, match="the control plane is busy -- try again"):
+            made.call(lambda: None)
+    assert bool(said) == lasts
+    if lasts:
+        assert said[0].startswith(told) and "has answered, after" in said[-1]
