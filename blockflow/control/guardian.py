@@ -23,8 +23,8 @@ from typing import Any
 from blockflow.control.memory import KillWatch
 from blockflow.control.numbers import NumbersFile
 from blockflow.control.release import refuse_mixture
-from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, spread
-from blockflow.control.vigil import Vigil, gone_since
+from blockflow.control.supervision import GiveUp, RestartLedger, RestartPolicy, given_up, spread
+from blockflow.control.vigil import Vigil, gone_since, was_killed
 from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Lifeline
 from blockflow.launch.process import (
@@ -80,7 +80,7 @@ class Guardian:
         self._anew = self._hung = self._told = ""
         self._short: SystemError_ | None = None  # what the present one lacks; another may come
         self._no_room = False  # a Manager has failed for want of room since the last one served
-        self._spoke_ns = 0  # the present one, for the last time
+        self._spoke_ns = self._killed_ns = 0  # the present one, for the last time
         self._stop_ns: int | None = None
 
     def run(self) -> Ward | int:
@@ -218,11 +218,13 @@ class Guardian:
                 self._hear()
                 self._line.close()
                 return status
-            if self._hung:
-                continue  # it is killed; in a system call that never ends it lives on for a while
-            if self._stop_ns is not None and self._wait_ms() == 0:
-                self._hung = "it does not end"
-                os.kill(self._manager, signal.SIGKILL)  # before it is said: that may take a while
+            if self._hung:  # in a system call that does not end it lives on for a while
+                if self._wait_ms() == 0:
+                    log.error("the control plane waits for a disk or the like, and is left to that")
+                    self._line.close()
+                    return -signal.SIGKILL
+            elif self._stop_ns is not None and self._wait_ms() == 0:
+                self._kill("it does not end")
                 log.error("the control plane does not end and is killed")
             elif self._served and self._stop_ns is None:
                 self._look()
@@ -232,10 +234,14 @@ class Guardian:
         now = time.monotonic_ns()
         if now < self._vigil.deadline():
             return
-        self._hung = self._vigil.look(read_vitals(self._manager, every_thread=True), now)
-        if self._hung:
-            os.kill(self._manager, signal.SIGKILL)
-            log.error("the control plane is killed: %s", self._hung)
+        if why := self._vigil.look(read_vitals(self._manager, every_thread=True), now):
+            self._kill(why)
+            log.error("the control plane is killed: %s", why)
+
+    def _kill(self, why: str) -> None:
+        """Before it is said, which may take a while."""
+        self._hung, self._killed_ns = why, time.monotonic_ns()
+        os.kill(self._manager, signal.SIGKILL)
 
     def _hear(self) -> bool:
         """Take the Manager's messages; False once its end is closed."""
@@ -291,11 +297,7 @@ class Guardian:
         """Wait until the next Manager may be started. Raises SystemError_ when none may be."""
         verdict = self._ledger.crashed(now_ns, chance=spread(self._ledger.total))
         if isinstance(verdict, GiveUp):
-            raise SystemError_(
-                "NO_SPACE" if self._no_room else "INTERNAL",
-                f"the control plane is given up: {verdict.reason}; everything is ended",
-                hint="its last words are above; `blockflow up` starts from the stored state",
-            )
+            raise given_up(verdict.reason, self._no_room)
         while self._stop_ns is None and (left := verdict.at_ns - time.monotonic_ns()) > 0:
             select.select([self._wake], [], [], left / 1e9)
             self._drain_wakes()
@@ -309,15 +311,9 @@ class Guardian:
         return how if short is None else f"{how}: {short}"
 
     def _outcome(self, status: int, cause: str) -> int:
-        if status >= 0:
-            return status
-        if self._stop_ns is not None:
-            return 1
-        hint = "give it more memory" if self._no_room else ""
-        if status == -signal.SIGABRT:  # ZeroMQ, say, where it gets no thread
-            hint = "why a library aborts, it has said above"
-        code = "NO_SPACE" if self._no_room else "INTERNAL"
-        raise SystemError_(code, f"the control plane was {cause}", hint=hint)
+        if status < 0 and not self._stopping():
+            raise was_killed(status, cause, self._no_room)
+        return status if status >= 0 else 1
 
     # --- signals --------------------------------------------------------------------------------
 
@@ -341,11 +337,15 @@ class Guardian:
         return self._stop_ns is not None
 
     def _wait_ms(self) -> int | None:
-        """Until the Manager is to be looked at, or killed; None = for its death only."""
-        if self._hung or (self._stop_ns is None and not self._served):
-            return None
-        stop = self._stop_ns
-        due = self._vigil.deadline() if stop is None else stop + int(_STOP_S * 1e9)
+        """Until the Manager is to be looked at, killed, or left; None = for its death only."""
+        if self._stop_ns is None:
+            if self._hung or not self._served:
+                return None
+            due = self._vigil.deadline()
+        elif self._hung:
+            due = self._killed_ns + int(_KILL_S * 1e9)
+        else:
+            due = self._stop_ns + int(_STOP_S * 1e9)
         return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
     def _drain_wakes(self) -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from blockflow.core.errors import SystemError_
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -137,3 +139,12 @@ class RestartLedger:
         # The exponent is bounded so that a long crash loop cannot overflow the float.
         delay_s = min(self.policy.first_s * 2.0 ** min(count - 1, 30), cap_s) * (1 - chance / 2)
         return RestartAt(now_ns + int(delay_s * 1e9))
+
+
+def given_up(reason: str, no_room: bool) -> SystemError_:
+    """No Manager follows on those that have died, whether or not for want of room."""
+    return SystemError_(
+        "NO_SPACE" if no_room else "INTERNAL",
+        f"the control plane is given up: {reason}; everything is ended",
+        hint="its last words are above; `blockflow up` starts from the stored state",
+    )

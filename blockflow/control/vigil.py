@@ -10,8 +10,10 @@ debugger's hands never, and a guardian who was late himself begins to count anew
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
+from blockflow.core.errors import SystemError_
 from blockflow.launch.vitals import Vitals
 
 _IDLE_SHARE = 0.05
@@ -100,3 +102,18 @@ class Vigil:
             return ""
         how = "stopped" if vitals.stopped else "busy" if self._busy else "asleep"
         return f"hung: silent for {silent_ns / 1e9:.0f} s, and {how}"
+
+
+def was_killed(status: int, cause: str, no_room: bool) -> SystemError_:
+    """No Manager follows on the first one, which was killed before it served.
+
+    Args:
+        status: minus the signal.
+        cause: that, in words.
+        no_room: it lacked some.
+    """
+    hint = "give it more memory" if no_room else ""
+    if status == -signal.SIGABRT:  # ZeroMQ, say, where it gets no thread
+        hint = "why a library aborts, it has said above"
+    code = "NO_SPACE" if no_room else "INTERNAL"
+    return SystemError_(code, f"the control plane was {cause}", hint=hint)

@@ -356,7 +356,7 @@ def test_how_long_it_waits(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert it._wait_ms() == 1000
     now += 5 * S
     assert it._wait_ms() == 0
-    it._hung = "it does not end"
+    it._hung, it._stop_ns = "hung: asleep", None
     assert it._wait_ms() is None
 
 
