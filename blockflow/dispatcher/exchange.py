@@ -303,7 +303,8 @@ class Exchange:
                 self._client_lost(client, why)
             end = self._clock()
             self._debts_ns = end + min(_DEBTS_SHARE * (end - now_ns), _DEBTS_NS)
-        self._questions.go_on()
+        if self._questions.under_way:
+            self._questions.go_on()
 
     def abort_all(self, error: BlockFlowError) -> None:
         """The Dispatcher ends: everything in flight is answered."""
@@ -317,7 +318,18 @@ class Exchange:
         while todo:
             what = todo.popleft()
             try:
-                self._carry_out(what)
+                if isinstance(what, Reply):
+                    self._reply(what.entry)
+                elif isinstance(what, SetOut):
+                    self._set_out(what.entry)
+                elif isinstance(what, ReleaseInput):
+                    self._release(what.entry)
+                elif isinstance(what, SendAgain):
+                    if what.entry in self.table:  # its client may have been found to be gone
+                        self._desk.prepare_again(what.entry)
+                        self._set_out(what.entry)
+                elif isinstance(what, Supersede):
+                    self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
             except Exception as exc:
                 self.defect(type(what).__name__)
                 if isinstance(what, SetOut | SendAgain):  # else it would wait for its deadline
@@ -325,26 +337,14 @@ class Exchange:
         if self.withdrawals.due:
             self.withdrawals.send()
 
-    def _carry_out(self, what: Instruction) -> None:
-        if isinstance(what, Reply):
-            self._reply(what.entry)
-        elif isinstance(what, SetOut):
-            self._set_out(what.entry)
-        elif isinstance(what, ReleaseInput):
-            entry = what.entry
-            try:
-                self._desk.release(entry.retained)
-            finally:
-                now = self._clock()
-                self.admission.leave(entry.ticket, now)
-                self.wakefulness.leave(entry.ticket, now)
-                self.withdrawals.ended(entry)
-        elif isinstance(what, SendAgain):
-            if what.entry in self.table:  # its client may have been found to be gone
-                self._desk.prepare_again(what.entry)
-                self._set_out(what.entry)
-        elif isinstance(what, Supersede):
-            self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
+    def _release(self, entry: Entry) -> None:
+        try:
+            self._desk.release(entry.retained)
+        finally:
+            now = self._clock()
+            self.admission.leave(entry.ticket, now)
+            self.wakefulness.leave(entry.ticket, now)
+            self.withdrawals.ended(entry)
 
     def defect(self, what: str) -> None:
         """Something hit a defect: the others must not. To be called where it is caught."""

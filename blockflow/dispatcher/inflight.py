@@ -6,6 +6,7 @@ double, forged or from another life changes nothing and is counted.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
@@ -165,7 +166,10 @@ class InFlightTable(Register):
             if entry is not None and entry.attempt == doubt.attempt:
                 ends = doubt.ends - entry.lost
                 out += self._fail(entry, ends, doubt.error, doubt.not_begun)
-        while (entry := self._due(now_ns)) is not None:
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            entry = self._by_ticket.get(heapq.heappop(self._deadlines)[1])
+            if entry is None:  # it has ended
+                continue
             budget = (entry.deadline_ns - entry.received_ns) // 1_000_000
             text = f"no result within {budget} ms"
             if entry.waits_for:

@@ -24,6 +24,8 @@ _CACHE_NODES = 32_768
 and any order of any sixteen tasks is a plan of its own: by their number alone, a client could have
 150 MB of them kept."""
 
+_NO_TURNS: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -91,6 +93,7 @@ class Planner:
         self._load: dict[int, int] = {}
         self._turn: dict[str, int] = {}
         self._canaries = CanaryTurns()
+        self._has_canaries = False
         self._cache: dict[tuple[tuple[str, ...], frozenset[str], tuple[int, ...]], Plan] = {}
         self._only: dict[tuple[str, ...], Plan] = {}  # where there is no replica to choose
         self._nodes = 0  # of the plans in the cache
@@ -115,6 +118,7 @@ class Planner:
         self._index()
         self._turn = {b: n for b, n in self._turn.items() if b in self._replicas}
         self._canaries.keep(table.tasks)
+        self._has_canaries = any(t.canary for t in table.tasks.values())
         self.edges.publish(table)
 
     def peer_gone(self, incarnation: int) -> None:
@@ -173,7 +177,7 @@ class Planner:
             RequestError: INVALID_REQUEST; BLOCK_UNAVAILABLE when nothing will bring a block back by
                 itself.
         """
-        turns = self._turns(tasks)
+        turns = self._turns(tasks) if self._has_canaries else _NO_TURNS
         try:
             return self._first(tasks, turns)
         except RequestError as exc:

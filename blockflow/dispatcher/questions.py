@@ -21,6 +21,9 @@ class Questions:
         answer: the frame for a question, by the routes of now.
         send: sends a client a message. A large frame is alive until ZeroMQ has written it, a small
             one, of which ZeroMQ makes a copy, until this returns.
+
+    Attributes:
+        under_way: the latest answer to each client, and whether it has been taken: :meth:`go_on`.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class Questions:
     ) -> None:
         self._answer = answer
         self._send = send
-        self._under_way: dict[bytes, weakref.ref[memoryview]] = {}
+        self.under_way: dict[bytes, weakref.ref[memoryview]] = {}
         self._open: dict[bytes, dict[bytes, None]] = {}  # in the order in which they came
 
     def ask(self, question: bytes, *clients: bytes) -> None:
@@ -47,10 +50,10 @@ class Questions:
 
     def go_on(self) -> None:
         """Answer who has taken the answer before."""
-        for client in list(self._under_way):
+        for client in list(self.under_way):
             if not self._taken(client):
                 continue
-            self._under_way.pop(client, None)  # to tell another may have shown that it is gone
+            self.under_way.pop(client, None)  # to tell another may have shown that it is gone
             waiting = self._open.get(client)
             if waiting is None:
                 continue
@@ -62,14 +65,14 @@ class Questions:
 
     def forget(self, client: bytes) -> None:
         self._open.pop(client, None)
-        self._under_way.pop(client, None)
+        self.under_way.pop(client, None)
 
     def _taken(self, client: bytes) -> bool:
-        last = self._under_way.get(client)
+        last = self.under_way.get(client)
         return last is None or last() is None
 
     def _tell(self, client: bytes, question: bytes) -> None:
         frame = memoryview(self._answer(question))
         # Before it is sent: that may show that the client has gone, who is forgotten then.
-        self._under_way[client] = weakref.ref(frame)
+        self.under_way[client] = weakref.ref(frame)
         self._send(client, [frame])

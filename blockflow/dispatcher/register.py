@@ -105,15 +105,6 @@ class Register:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def _due(self, now_ns: int) -> Entry | None:
-        """One request whose deadline has passed, each once."""
-        heap = self._deadlines
-        while heap and heap[0][0] <= now_ns:
-            entry = self._by_ticket.get(heapq.heappop(heap)[1])
-            if entry is not None:
-                return entry
-        return None
-
     # --- coming and going
 
     def admit(

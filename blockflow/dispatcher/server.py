@@ -212,7 +212,8 @@ class DispatcherServer:
             guarded("connections", self._clients.look, now, self._held_bytes)
             guarded("grants", self._grants.tick, now)
             guarded("its memory", self._desk.ebb, now)
-        self._report_drained()
+        if self._drained < self.exchange.planner.version or self._empty_due:
+            self._report_drained()
         if self._opens_ns is not None:
             self._open_when_due(self._opens_ns)
         self._wait_ms = self._left_ms()
@@ -332,8 +333,7 @@ class DispatcherServer:
         self.exchange.peer_gone(note.incarnation, note.at_work, unsent)
 
     def _report_drained(self) -> None:
-        table = self.exchange.table
-        latest = self.exchange.planner.version
+        table, latest = self.exchange.table, self.exchange.planner.version
         if self._drained < latest:
             oldest = table.oldest_version()
             version = latest if oldest is None else min(oldest, latest)

@@ -253,7 +253,7 @@ class DispatcherStats:
             task.latency.record(total_ns)
             task.ingress.record(ingress_ns)
             task.egress.record(egress_ns)
-            variant = task.variant(canary, trial)
+            variant = task.variant(canary, trial) if task.variants else None
             if variant is not None:
                 variant.ok += 1
                 variant.latency.record(total_ns)

@@ -111,12 +111,14 @@ def test_what_nobody_waits_for_has_its_turn_beside_messages(every_us: int, looke
         "_desk": SimpleNamespace(ebb=lambda _: None),
         "_chores_ns": 0,
         "_opens_ns": None,
-        "_report_drained": lambda: None,
+        "_drained": 1,
+        "_empty_due": False,
         "_cpu_latency": SimpleNamespace(hold=lambda _: None),
         "exchange": SimpleNamespace(
             tick=tick,
             next_due=lambda: now + 1500,
             wakefulness=SimpleNamespace(wanted_us=lambda _: None),
+            planner=SimpleNamespace(version=1),
         ),
     }
     vars(server).update(parts)

@@ -72,7 +72,7 @@ def test_nobody_waits_for_who_takes_nothing_or_has_no_more_questions() -> None:
     line.unread[c].clear()
     line.questions.go_on()
     assert line.told() == [(c, b"2@1")]
-    assert line.questions._under_way.keys() == {A, c}
+    assert line.questions.under_way.keys() == {A, c}
 
 
 def test_small_ones_wait_for_nothing() -> None:
@@ -121,7 +121,7 @@ def test_to_tell_one_may_show_that_all_have_gone() -> None:
 
     line.questions._send = lost
     line.questions.go_on()
-    assert line.told() == [] and not line.questions._under_way
+    assert line.told() == [] and not line.questions.under_way
 
 
 def test_of_who_has_gone_nothing_is_left() -> None:
@@ -135,4 +135,4 @@ def test_of_who_has_gone_nothing_is_left() -> None:
     line.questions.ask(b"2", B)
     line.questions.go_on()
     assert line.told() == [(A, b"1@1"), (B, b"1@1")]
-    assert not line.questions._open and not line.questions._under_way
+    assert not line.questions._open and not line.questions.under_way
