@@ -205,6 +205,7 @@ class IoThread:
     def _loop(self) -> None:
         core, dealer, wakeup, poller = self._core, self._dealer, self._wakeup, self._poller
         sock, monitor, bell = dealer.socket, dealer.monitor, wakeup.fileno()
+        side, sharing = self.side, core.sharing
         poller.register(bell, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(sock, zmq.POLLIN)
@@ -232,13 +233,14 @@ class IoThread:
             self._line.on_tick(now)
             if overdue := core.on_tick(now):
                 self._deliver(overdue)
-            self._share()
+            if sharing.way or sharing.packets or side.inbox or side.trouble:
+                self._share()
             if self._ending:  # what is not sent yet waits for the next one
                 continue
             if blocked == self._send():
                 blocked = not blocked
                 poller.modify(sock, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
-            if core.sharing.packets:  # a message has just left for want of a slot
+            if sharing.packets:  # a message has just left for want of a slot
                 self._share()
 
     def _poll_ms(self) -> int | None:
@@ -309,6 +311,7 @@ class IoThread:
             self._tap.disconnected()
         self._deliver(self._core.on_disconnected(now_ns))
         self.side.close()
+        self._share()
 
     def _share(self) -> None:
         """Carry out what the core wants of the side connection, and tell it what came of it."""

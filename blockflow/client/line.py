@@ -68,6 +68,8 @@ class Line:
         return redial.due_ns if redial.until_ns is None else redial.until_ns
 
     def on_tick(self, now_ns: int) -> None:
+        if self.next_wakeup() is None and not self._where.answers:
+            return  # connected, as a rule
         if self._redial.is_overdue(now_ns):  # nothing came of it, and libzmq does not say so
             self._dealer.hang_up()
             self._tell(_SILENT)

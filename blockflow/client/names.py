@@ -68,6 +68,7 @@ class Whereabouts:
     Attributes:
         trouble: what is wrong with the name; '' = nothing known.
         further: it has addresses besides that were not tried since one worked.
+        answers: what was found out: then :meth:`found`.
     """
 
     def __init__(self, address: str, ring: Callable[[Callable[[], None]], object]) -> None:
@@ -77,7 +78,7 @@ class Whereabouts:
         self._fixed = "" if names_a_host(address) else address
         self._host, self._port = host.strip("[]"), port
         self._ring = ring
-        self._answers: deque[list[str] | str] = deque()
+        self.answers: deque[list[str] | str] = deque()
         self._tried: list[str] = []
         self._good = ""
         self._rounds = 0
@@ -85,7 +86,7 @@ class Whereabouts:
     def ask(self) -> None:
         """Find out: :meth:`found` says it, where a name is looked up after a ring."""
         if self._fixed:
-            self._answers.append([self._fixed])
+            self.answers.append([self._fixed])
             return
         self.trouble = f"no address was found yet for the name {self._host!r}"
         # A daemon: neither a close nor the exit waits for a name server.
@@ -93,7 +94,7 @@ class Whereabouts:
         try:
             thread.start()
         except RuntimeError as exc:  # no threads are left, or the interpreter ends
-            self._answers.append(f"the name {self._host!r} cannot be looked up: {exc}")
+            self.answers.append(f"the name {self._host!r} cannot be looked up: {exc}")
 
     def _look_up(self) -> None:
         answer: list[str] | str
@@ -103,13 +104,13 @@ class Whereabouts:
         except Exception as exc:  # whatever it is: the next attempt begins when this one has ended
             answer, why = [], f": {getattr(exc, 'strerror', None) or exc}"
         answer = answer or f"no address was found for the name {self._host!r}{why}"
-        self._ring(lambda: self._answers.append(answer))
+        self._ring(lambda: self.answers.append(answer))
 
     def found(self) -> str | None:
         """The endpoint to try, '' = there is none (see :attr:`trouble`); None = not known yet."""
-        if not self._answers:
+        if not self.answers:
             return None
-        answer = self._answers.popleft()
+        answer = self.answers.popleft()
         if isinstance(answer, str):
             self.trouble, self.further = answer, False
             return ""

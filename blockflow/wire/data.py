@@ -8,9 +8,9 @@ The layout is wire/PROTOCOL.md, section "Data plane".
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from blockflow.core import limits
@@ -64,6 +64,10 @@ class HopTiming(NamedTuple):
     compute: int
 
 
+_timing: Callable[[Iterable[int]], HopTiming] = partial(tuple.__new__, HopTiming)
+"""As ``HopTiming._make``, of as many fields for certain."""
+
+
 @record
 class Item:
     """One request's share of a message.
@@ -95,7 +99,7 @@ class Item:
     @property
     def hops(self) -> tuple[HopTiming, ...]:
         """``timings`` unpacked."""
-        return tuple(map(HopTiming._make, _HOP.iter_unpack(self.timings)))
+        return tuple(map(_timing, _HOP.iter_unpack(self.timings)))
 
     def to_wire(self) -> list[Any]:
         """Without ``remaining_ms``, which is among the message's stamps."""
@@ -357,4 +361,4 @@ def timings_from_wire(raw: Any, what: str) -> tuple[HopTiming, ...]:
         raise malformed(what, "timings are quintuples")
     if raw and (set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) > _U64):
         raise malformed(what, "timing out of range")
-    return tuple([HopTiming(*raw[i : i + 5]) for i in range(0, len(raw), 5)])
+    return tuple([_timing(raw[i : i + 5]) for i in range(0, len(raw), 5)])

@@ -29,14 +29,13 @@ class Where:
 
     def __init__(self, address: str = "tcp://1.1.1.1:7") -> None:
         self.address = address
-        self._asked = False
+        self.answers: list[str] = []
 
     def ask(self) -> None:
-        self._asked = True
+        self.answers = [self.address]
 
     def found(self) -> str | None:
-        asked, self._asked = self._asked, False
-        return self.address if asked else None
+        return self.answers.pop() if self.answers else None
 
     def worked(self, endpoint: str) -> None:
         self.worked_at = endpoint
