@@ -159,11 +159,14 @@ def test_a_broken_promise_is_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], waits: int, status: int
 ) -> None:
     """Sixty requests wait at three times the capacity, where ten do at one and a half."""
-    pytest.importorskip("matplotlib")
     loads = [load(1.0, 40, 0), load(1.5, 40, 20), load(3.0, 40, 90, waits)]
     monkeypatch.setattr(overload, "measure", lambda _plan, _say: (loads, MEMORY_SEEN))
+    drawn: list[Path] = []
+    monkeypatch.setattr(overload, "draw", list)
+    monkeypatch.setattr(overload, "save_page", lambda _page, path: drawn.append(path))
     files = ["--json", str(tmp_path / "o.jsonl"), "--plot", str(tmp_path / "o.png")]
     assert overload.main([*arguments, *files]) == status
+    assert drawn == [tmp_path / "o.png"] and (tmp_path / "o.jsonl").exists()
 
 
 def test_arguments() -> None:
