@@ -10,18 +10,22 @@ _SHARED = "torchinductor_"
 """What torch calls the folder that it makes for a user among the machine's temporary files."""
 
 
-def private_compiler_cache(env: MutableMapping[str, str]) -> None:
+def private_compiler_cache(env: MutableMapping[str, str]) -> bool:
     """Have torch's compiler keep its libraries, which are loaded again, in the user's own cache.
 
     By default they lie in the machine's folder for temporary files, under a name that anybody can
     take first: who has made that folder says what code is loaded. Torch writes that choice of its
     own into the environment as soon as a part of it is imported, so it counts for none. Nothing is
     set where nothing is known of the user's own.
+
+    Returns:
+        Whether ``env`` names another folder than that of torch's own choice now.
     """
     cache = env.get("XDG_CACHE_HOME") or env.get("HOME", "") + "/.cache"
     own = cache.startswith("/") and cache != "/.cache"
     if own and (INDUCTOR not in env or _is_shared(env)):
         env[INDUCTOR] = f"{cache}/blockflow/inductor"
+    return INDUCTOR in env and not _is_shared(env)
 
 
 def _is_shared(env: Mapping[str, str]) -> bool:

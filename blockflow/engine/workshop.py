@@ -22,7 +22,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from blockflow.core.caches import private_compiler_cache
 from blockflow.core.engines import AS_IT_IS, ENGINES
 from blockflow.core.errors import BlockError, BlockFlowError, ExportError, SystemError_
 from blockflow.core.inplace import exported_may_write
@@ -30,6 +29,7 @@ from blockflow.core.model import FLOAT_DTYPES, BlockInfo, Variant
 from blockflow.core.scarcity import no_room
 from blockflow.engine.archive import refuse_code
 from blockflow.engine.base import Engine, EngineOptions
+from blockflow.engine.compiler_cache import compiler_cache
 from blockflow.engine.extras import how_to_install
 from blockflow.engine.frameworks import installed, onnxruntime
 from blockflow.engine.indices import INDICES, Span, indices_of, span_within, to_text
@@ -301,7 +301,11 @@ def _write_package(block: BlockInfo, source: Path, target: Path, example: Tensor
             f"torch compiles from no path with a space in it, and is at {torch.__file__!r}",
             hint="move the environment, or convert to onnx, which compiles nothing",
         )
-    private_compiler_cache(os.environ)
+    with compiler_cache(target.parent):
+        _compile(block, source, target, example)
+
+
+def _compile(block: BlockInfo, source: Path, target: Path, example: Tensor) -> None:
     from torch._inductor import aoti_compile_and_package
 
     program = _read(source)
