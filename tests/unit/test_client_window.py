@@ -3,6 +3,7 @@ those behind them wait."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -124,7 +125,7 @@ def test_what_waits_behind_others_has_its_tasks_own_deadline(own_ms: int, told: 
 
 def steps(act: Callable[[], object]) -> int:
     """How many instructions of the interpreter ``act`` takes."""
-    count, before = 0, sys.gettrace()
+    count, before, collects = 0, sys.gettrace(), gc.isenabled()
 
     def trace(frame: FrameType, event: str, _arg: object) -> Callable[..., Any]:
         nonlocal count
@@ -132,11 +133,14 @@ def steps(act: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
+    gc.disable()  # what it may find of others' has steps of its own
     sys.settrace(trace)
     try:
         act()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count
 
 
