@@ -2,7 +2,7 @@
 
 It samples the process, asks the data thread for the stages' figures, and sends both to the
 Controller. While nothing happens on the CPU there is little to tell: then once a second is enough,
-and many idle workers cost their machine next to nothing.
+and between that the data thread sleeps: many idle workers cost their machine little.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class KpiMonitor:
         copied: of its stages' inputs; shown with their figures.
         device: for GPU figures.
         memory: of this worker; what is shown of its arena and of its device, if it has them.
+        mark: changes, from look to look, whenever a request has made a step; asked of any thread.
         ask: makes the data thread call :meth:`answer`.
         send: takes the Stats message.
     """
@@ -62,6 +63,7 @@ class KpiMonitor:
         copied: Mapping[int, InputCopies],
         device: str,
         memory: TensorMemory,
+        mark: Callable[[], object],
         ask: Callable[[], None],
         send: Callable[[Stats], None],
     ) -> None:
@@ -70,12 +72,14 @@ class KpiMonitor:
         self._copied = copied
         self._device = device
         self._memory = memory
+        self._mark = mark
         self._ask = ask
         self._send = send
         self._period_s = 0.0
         self._closing = False
         self._change = threading.Condition()
         self._snapshot: Snapshot | None = None
+        self._asked: object = None
         self._told: object = None
         self._told_ns = 0
         self._thread = threading.Thread(target=self._run, name="bf-monitor", daemon=True)
@@ -121,11 +125,14 @@ class KpiMonitor:
                 if self._closing:
                     return
                 self._snapshot = None
-            self._ask()
-            snapshot = self._answered()
             usage = None if slots is None else slots.usage()
-            if snapshot is not None and self._worth_telling(snapshot, usage):
-                self._send(self._stats(sampler, snapshot, usage))
+            if self._worth_asking(usage):
+                self._ask()
+                snapshot = self._answered()
+                if snapshot is None:
+                    self._asked = None
+                elif self._worth_telling(snapshot, usage):
+                    self._send(self._stats(sampler, snapshot, usage))
             with self._change:
                 due = time.monotonic() + (self._period_s or 0.0)
 
@@ -134,16 +141,23 @@ class KpiMonitor:
             self._change.wait_for(lambda: self._snapshot or self._closing, _ANSWER_S)
             return self._snapshot
 
+    def _worth_asking(self, usage: Usage | None) -> bool:
+        """Whether :meth:`_worth_telling` may say yes. To ask is to wake the data thread."""
+        before, self._asked = self._asked, (self._mark(), usage)
+        return before != self._asked or self._due()
+
+    def _due(self) -> bool:
+        """It is long ago that something was told, or there always is something: a device's own
+        figures (clocks, power) change whatever this worker does."""
+        old = time.monotonic_ns() - self._told_ns >= _IDLE_NS
+        return old or self._memory.device is not None
+
     def _worth_telling(self, snapshot: Snapshot, usage: Usage | None) -> bool:
         """Whether anything has happened since the last time, or that was long ago."""
         happened = (dict(snapshot.counters), usage)
-        now = time.monotonic_ns()
-        # A device's own figures (clocks, power) change whatever this worker does.
-        on_device = self._memory.device is not None
-        same = happened == self._told and not snapshot.sample.news and not on_device
-        if same and now - self._told_ns < _IDLE_NS:
+        if happened == self._told and not snapshot.sample.news and not self._due():
             return False
-        self._told, self._told_ns = happened, now
+        self._told, self._told_ns = happened, time.monotonic_ns()
         return True
 
     def _stats(self, sampler: ProcessSampler, snapshot: Snapshot, usage: Usage | None) -> Stats:

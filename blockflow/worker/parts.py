@@ -157,6 +157,7 @@ def open_parts(
         runner.copied,
         launch.device,
         memory,
+        lambda: (intake.keys, len(scheduler), executor.busy),
         lambda: mail(AskKpi()),
         tell,
     )

@@ -37,7 +37,7 @@ def test_an_idle_worker_says_so_once_a_second(
     """A device's clocks and power change by themselves."""
     now = 5_000_000_000
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
-    made = KpiMonitor(1, {}, {}, "cpu", memory, lambda: None, lambda _: None)
+    made = KpiMonitor(1, {}, {}, "cpu", memory, int, lambda: None, lambda _: None)
     assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None)
     now += 999_000_000
     assert made._worth_telling(Snapshot(StageSample(), {"threads": 1}), None) == again
@@ -75,7 +75,7 @@ class Change:
 def test_a_higher_rate_brings_the_next_sample_closer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor.time, "monotonic", lambda: 100.0)
     asked: list[bool] = []
-    made = KpiMonitor(1, {}, {}, "cpu", HOST, lambda: asked.append(True), lambda _: None)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, int, lambda: asked.append(True), lambda _: None)
     change = Change(lambda: made.set_rate(8.0), made.close)
     made._change = cast(Any, change)
     made.set_rate(0.25)
@@ -87,7 +87,7 @@ def test_a_higher_rate_brings_the_next_sample_closer(monkeypatch: pytest.MonkeyP
 def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = 100.0
+    now, marks = 100.0, iter([1, 2, 2])  # who did not answer is asked again all the same
     sent: list[Stats] = []
     answers = [
         Snapshot(StageSample(), {"threads": 1}),
@@ -107,17 +107,37 @@ def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_
 
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: 5_000_000_000)
-    made = KpiMonitor(1, {}, {}, "cpu", HOST, ask, sent.append)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, marks.__next__, ask, sent.append)
     change = Change(pass_time, pass_time, made.close)
     made._change = cast(Any, change)
     made.set_rate(4.0)
     made._run()
     assert [m.extra for m in sent] == [{"threads": 1}], "nor again what has not changed"
     assert change.waits == [0.25] * 3 and change.ended == [True, False, True]
+    assert answers == []
+
+
+@pytest.mark.parametrize("memory", [HOST, SimpleNamespace(device="cuda:0", slots=None)])
+def test_the_data_thread_of_an_idle_worker_is_woken_once_a_second(
+    monkeypatch: pytest.MonkeyPatch, memory: Any
+) -> None:
+    now, mark = 5_000_000_000, 1
+    monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: now)
+    made = KpiMonitor(1, {}, {}, "cpu", memory, lambda: mark, lambda: None, lambda _: None)
+    on_device = memory is not HOST
+    assert made._worth_asking(USAGE) and made._worth_telling(snapshot(), USAGE)
+    for _ in range(3):
+        now += 250_000_000
+        assert made._worth_asking(USAGE) == on_device
+    mark += 1  # somebody asks for something
+    assert made._worth_asking(USAGE) and made._worth_asking(USAGE) == on_device
+    assert made._worth_asking(replace(USAGE, used=0))  # ... and the result is read
+    now += 250_000_000
+    assert made._worth_asking(replace(USAGE, used=0)), "a second has passed"
 
 
 def test_who_is_closed_waits_for_no_answer() -> None:
-    made = KpiMonitor(1, {}, {}, "cpu", HOST, lambda: None, lambda _: None)
+    made = KpiMonitor(1, {}, {}, "cpu", HOST, int, lambda: None, lambda _: None)
     change = Change()
     made._change = cast(Any, change)
     made.close()
@@ -140,7 +160,7 @@ def make(memory: Any = HOST) -> KpiMonitor:
     spec = TensorSpec("float32", ("rows", 2))
     block = StageSpec(1, BlockInfo("b", "1", "0" * 64, "echo", Contract(spec, spec), 0, 0))
     copied = {1: InputCopies(2, 16)}
-    return KpiMonitor(7, {1: block}, copied, "cpu", memory, lambda: None, lambda _: None)
+    return KpiMonitor(7, {1: block}, copied, "cpu", memory, int, lambda: None, lambda _: None)
 
 
 def test_whatever_has_happened_is_worth_telling(monkeypatch: pytest.MonkeyPatch) -> None:
