@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Context
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import Costs, FittedCosts, Route, at
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import gain
-from blockflow.batching.meetings import Rank
+from blockflow.batching.joining import gain, together
+from blockflow.batching.meetings import Turn, next_of
 from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
-from blockflow.batching.policy import Decision, Query, Run
-from blockflow.batching.predicting import BatchTimes
+from blockflow.batching.policy import Decision, Query, Run, rows_of
+from blockflow.batching.predicting import BatchTimes, in_time
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
@@ -77,33 +77,20 @@ class _Batch(Convoy):
         self.may_join = True
         self.newcomers: Convoy | None = None
 
-
-class _Turn(NamedTuple):
-    """The first turn in a batch that waits for a stage, and the tasks of that priority in it."""
-
-    first: Rank
-    tasks: set[int]
-    batch: _Batch
-
-
-def _next_of(waiting: Sequence[_Turn]) -> _Batch:
-    """Of batches that wait for one stage, oldest first, the one with the first turn; but older ones
-    that share a task with it go before it. Else those of a task that rides in others' batches, and
-    so has had more and more, would never have a turn by themselves."""
-    chosen = min(range(len(waiting)), key=lambda i: waiting[i].first)
-    while True:
-        tasks = waiting[chosen].tasks
-        older = next((i for i in range(chosen) if tasks & waiting[i].tasks), None)
-        if older is None:
-            return waiting[chosen].batch
-        chosen = older
+    def rests_at(self, stage: int) -> bool:
+        """Whether all of it waits for ``stage``, and no newcomers are catching up with it."""
+        if self.newcomers is not None or self.running or not self.waiting:
+            return False
+        return all(q.stage == stage for q in self.waiting.values())
 
 
 class LbciPolicy(QueueingPolicy):
     """Batches of at most N_opt rows; a smaller one takes newcomers in, once, if the bound allows.
 
     Several batches are under way only when the worker can run them side by side. Then they may wait
-    for each other's stages, which no prediction counts: the bound holds for one lane.
+    for each other's stages, which no prediction counts: the bound holds for one lane. Before a slow
+    stage small batches would line up, and take it up one by one: those that wait there go on as one
+    where that saves time.
     """
 
     NAME: ClassVar[str] = "lbci"
@@ -210,7 +197,51 @@ class LbciPolicy(QueueingPolicy):
                 batch.newcomers = Convoy()
                 self._convoys.join(batch.newcomers, joining)
                 return self._go(batch.newcomers, joining[0].stage)
-        return None if stage in taken else self._go(batch, stage)
+        if stage in taken:
+            return None
+        return self._go(self._merged(batch, stage, now) if self.lanes > 1 else batch, stage)
+
+    def _merged(self, batch: _Batch, stage: int, now: int) -> _Batch:
+        """``batch``, which is to run ``stage``, with those of the others before it that are to run
+        with it: all in the oldest of them, which nobody joins any more."""
+        there = [b for b in self._batches if b.rests_at(stage)]
+        if len(there) < 2 or batch not in there:
+            return batch
+        aboard, merged, behind = list(batch.waiting.values()), [batch], sum([b.rows for b in there])
+        for other in there:
+            if other is batch:
+                continue
+            theirs = list(other.waiting.values())
+            if self._go_together(aboard, theirs, behind - sum(map(rows_of, aboard)), now):
+                merged.append(other)
+                aboard += theirs
+        oldest = min(merged, key=self._batches.index)
+        oldest.may_join &= len(merged) == 1
+        for other in merged:
+            if other is not oldest:
+                self._convoys.join(oldest, list(other.waiting.values()))
+        return oldest
+
+    def _go_together(
+        self, aboard: Sequence[Query], theirs: Sequence[Query], behind: int, now: int
+    ) -> bool:
+        """Whether two batches that wait for one stage may run on as one, and should: so many rows
+        wait ``behind`` the first, the second's among them."""
+        both, group = [*aboard, *theirs], self._group_of(aboard[0])
+        rows, more = sum(map(rows_of, aboard)), sum(map(rows_of, theirs))
+        route = self._routes(both)
+        if rows + more > self._limit(route) or any(self._group_of(q) != group for q in both):
+            return False
+        lines = self._join_lines(route, 0, aboard, theirs)
+        if together(lines, rows, more, behind - more) < 0:
+            return False
+        admit = in_time(now, self._known, aboard)
+        if len(self._room.with_company(aboard, theirs, rows + more, admit)) < len(both):
+            return False
+        times = BatchTimes(self._known)
+        for query in both:
+            times.add(query, self._route(query))
+        return self._within(times)
 
     def _outranked(self, batch: _Batch, taken: Collection[int]) -> bool:
         """Whether somebody with a higher priority than all who could join waits elsewhere."""
@@ -233,7 +264,7 @@ class LbciPolicy(QueueingPolicy):
         if self.lanes == 1 or len(self._batches) < 2:
             return self._batches
         rank = self._meetings.rank
-        there: dict[int, list[_Turn]] = {}
+        there: dict[int, list[Turn]] = {}
         for batch in self._batches:
             stage = self._foremost(batch)
             if stage is not None:
@@ -244,8 +275,8 @@ class LbciPolicy(QueueingPolicy):
                 ranks = {task: rank(query) for task, query in firsts.items()}
                 first = min(ranks.values())
                 tasks = {task for task, (priority, *_) in ranks.items() if priority == first[0]}
-                there.setdefault(stage, []).append(_Turn(first, tasks, batch))
-        turns = {id(_next_of(waiting)) for waiting in there.values()}
+                there.setdefault(stage, []).append(Turn(first, tasks, batch))
+        turns = {id(next_of(waiting)) for waiting in there.values()}
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 
     def _foremost(self, convoy: Convoy) -> int | None:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from blockflow.batching.convoy import Convoy
 from blockflow.batching.policy import Query
 from blockflow.batching.shares import TaskShare
 
@@ -27,6 +29,27 @@ Rank = tuple[int, float, int, int, int]
 
 Firsts = Sequence[tuple[Query, Rank]]
 """Of those who wait at one stage the oldest of each task, and its rank."""
+
+
+class Turn(NamedTuple):
+    """The first turn in a batch that waits for a stage, and the tasks of that priority in it."""
+
+    first: Rank
+    tasks: set[int]
+    batch: Convoy
+
+
+def next_of(waiting: Sequence[Turn]) -> Convoy:
+    """Of batches that wait for one stage, oldest first, the one with the first turn; but older ones
+    that share a task with it go before it. Else those of a task that rides in others' batches, and
+    so has had more and more, would never have a turn by themselves."""
+    chosen = min(range(len(waiting)), key=lambda i: waiting[i].first)
+    while True:
+        tasks = waiting[chosen].tasks
+        older = next((i for i in range(chosen) if tasks & waiting[i].tasks), None)
+        if older is None:
+            return waiting[chosen].batch
+        chosen = older
 
 
 class Meetings:

@@ -1,0 +1,148 @@
+"""`lbci` in several lanes: batches that wait for one stage go on as one where that is sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from policy_rig import MS, profile, query
+
+from blockflow.batching.facts import StageFacts
+from blockflow.batching.joining import Lines, together
+from blockflow.batching.policy import Policy, Run
+from blockflow.batching.registry import create_policy
+from blockflow.batching.shares import TaskShare
+from blockflow.bench.simulation.arrivals import Mix, Poisson
+from blockflow.bench.simulation.example import made_up
+from blockflow.bench.simulation.outcome import outcome
+from blockflow.bench.simulation.simulator import Simulator
+from blockflow.bench.simulation.sizes import parse_sizes
+from blockflow.bench.simulation.system import chain
+from blockflow.bench.simulation.workload import Workload
+
+QUICK = dict.fromkeys((1, 2, 4, 8), 1.0)
+HEAVY = {b: 10.0 + b for b in (1, 2, 4, 8)}
+LONG = 200 * MS
+LINEAR = {b: 0.5 + 10.0 * b for b in (1, 2, 4, 8)}
+
+
+def meet(
+    batches: Sequence[tuple[int, ...]],
+    *,
+    slow: dict[int, float] = HEAVY,
+    t_opt_ms: float = 60,
+    shares: Sequence[TaskShare] = (),
+    late: Sequence[int] = (),
+    longer: Sequence[int] = (),
+) -> tuple[Policy, int]:
+    """In two lanes these batches have run stage 1, one after the other and for so long that nobody
+    could join them, and wait for stage 2; with the time.
+
+    Args:
+        slow: times of stage 2.
+        late: keys of those that have 11.5 ms left.
+        longer: keys of those of another shape.
+    """
+    facts = {s: StageFacts(f"block{s}", 8, 1, profile(t)) for s, t in ((1, QUICK), (2, slow))}
+    policy = create_policy({"policy": "lbci", "t_opt_ms": t_opt_ms}, (1, 2), facts, shares)
+    policy.lanes, now, end = 2, 0, len(batches) * LONG
+    for keys in batches:
+        queries = [
+            query(key, now, shape=(8 if key in longer else 4,), ahead=(2,))._replace(
+                deadline_ns=end + (23 if key in late else 2000) * MS // 2
+            )
+            for key in keys
+        ]
+        for one in queries:
+            policy.arrive(one, now)
+        assert policy.decide(now, {2}) == Run(1, keys)
+        now += LONG
+        policy.done(1, keys, now)
+        for one in queries:
+            policy.arrive(one._replace(stage=2, first=False, ahead=()), now)
+    return policy, now
+
+
+def runs(policy: Policy, now: int) -> list[tuple[int, ...]]:
+    """All that runs at stage 2, batch after batch."""
+    found: list[tuple[int, ...]] = []
+    while isinstance(run := policy.decide(now, {1}), Run):
+        policy.done(2, run.keys, now)
+        found.append(run.keys)
+    return found
+
+
+def test_batches_that_wait_for_one_stage_go_on_as_one() -> None:
+    assert runs(*meet([(0,), (1,), (2, 3)])) == [(0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "expected"),
+    [
+        (
+            [(0,), (1,), (2,)],
+            {"slow": LINEAR},
+            [(0,), (1,), (2,)],
+        ),  # two take as long as one by one
+        ([(0, 1, 2, 3, 4), (5, 6, 7, 8)], {}, [(0, 1, 2, 3, 4), (5, 6, 7, 8)]),  # 9 of 8 rows
+        ([(0, 1, 2, 3, 4), (5, 6, 7, 8), (9,)], {}, [(0, 1, 2, 3, 4, 9), (5, 6, 7, 8)]),
+        ([(0, 1), (2, 3), (4,)], {"t_opt_ms": 14}, [(0, 1, 2, 3), (4,)]),  # 10 + b ms
+        ([(0,), (1,), (2,)], {"late": [0]}, [(0,), (1, 2)]),  # 0 is in time alone, 11 ms
+        ([(0,), (1,), (2,)], {"longer": [1]}, [(0, 2), (1,)]),
+        ([(0, 1), (2,)], {"shares": [TaskShare(max_batch_rows=2)]}, [(0, 1), (2,)]),
+    ],
+)
+def test_batches_stay_apart(
+    batches: list[tuple[int, ...]], options: dict[str, object], expected: list[tuple[int, ...]]
+) -> None:
+    """Where it is no gain, there is no room, the bound or a deadline forbids it, or they may not
+    share a batch."""
+    assert runs(*meet(batches, **options)) == expected  # type: ignore[arg-type]
+
+
+def test_whose_turn_it_is_takes_others_along_as_the_oldest_of_them() -> None:
+    """The younger batch has a higher priority; what goes on together is the older one."""
+    shares = [TaskShare(), TaskShare(priority=1)]
+    facts = {s: StageFacts(f"block{s}", 8, 1, profile(HEAVY)) for s in (1, 2, 3)}
+    policy = create_policy({"policy": "lbci", "t_opt_ms": 200}, (1, 2, 3), facts, shares)
+    policy.lanes = 2
+    now = 0
+    for key in (0, 1, 2):
+        one = query(key, now, task=int(key == 2), ahead=(2, 3))
+        policy.arrive(one, now)
+        assert policy.decide(now, {2, 3}) == Run(1, (key,))
+        now += LONG
+        policy.done(1, (key,), now)
+        there = (3, ()) if key == 1 else (2, (3,))
+        policy.arrive(one._replace(stage=there[0], first=False, ahead=there[1]), now)
+    assert policy.decide(now, {1, 3}) == Run(2, (0, 2))
+    policy.done(2, (0, 2), now)
+    for key in (0, 2):
+        policy.arrive(query(key, 0, task=int(key == 2), stage=3, first=False, ahead=()), now)
+    assert policy.decide(now, {1, 2}) == Run(3, (0, 2, 1))
+
+
+def test_what_it_saves_to_go_together() -> None:
+    alone, both = [0, 11, 12, 13], [0, 11, 12, 13]
+    lines = Lines([0], alone, both, alone)
+    assert together(lines, 1, 1, 0) == 11 + 22 - 2 * 12
+    assert together(lines, 1, 2, 0) == 11 + 2 * 23 - 3 * 13
+    assert together(lines, 1, 1, 5) == 11 + 6 * 22 - 7 * 12, "those behind have to wait as well"
+
+
+def test_small_batches_do_not_line_up_before_a_slow_stage() -> None:
+    """At 0.6 of what full batches of eight can do single rows would take up the second block: they
+    took 100 ms and more in two lanes, and a third of the queries were lost."""
+    profiles = (
+        made_up("quick", lambda rows: 0.5 + 0.05 * rows),
+        made_up("slow", lambda rows: 4.0 + rows),
+    )
+    system = chain(profiles, max_rows=8, lanes=2, cores=2)
+    system = system.with_policy({"policy": "lbci", "t_opt_ms": 100})
+    simulator = Simulator(
+        system, Workload(Poisson(), Mix([("task", 1.0)], parse_sizes("1", "rows")), 400.0, 3.0, 1)
+    )
+    simulator.run()
+    found = outcome(simulator, 0.5, 3.0, 500.0)
+    assert found.results == found.offered
+    assert found.times.mean_ms < 20
