@@ -44,20 +44,17 @@ class Intake:
     Args:
         stages: of this worker, by number.
         consumer: opens tensors.
-
-    Attributes:
-        keys: given to items so far, those that came from a stage of this worker among them.
     """
 
     def __init__(self, stages: Mapping[int, Stage], consumer: Consumer) -> None:
         self._stages = stages
         self._consumer = consumer
-        self.keys = 0
+        self._next_key = 0
         self.malformed = 0
 
     def new_key(self) -> int:
-        self.keys += 1
-        return self.keys
+        self._next_key += 1
+        return self._next_key
 
     def take(self, header: bytes, frame: Any | None, now: int) -> Arrival:
         """One message.

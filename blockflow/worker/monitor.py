@@ -51,7 +51,7 @@ class KpiMonitor:
         copied: of its stages' inputs; shown with their figures.
         device: for GPU figures.
         memory: of this worker; what is shown of its arena and of its device, if it has them.
-        mark: changes, from look to look, whenever a request has made a step; asked of any thread.
+        mark: differs from the one before when something has happened at a stage.
         ask: makes the data thread call :meth:`answer`.
         send: takes the Stats message.
     """
@@ -129,9 +129,9 @@ class KpiMonitor:
             if self._worth_asking(usage):
                 self._ask()
                 snapshot = self._answered()
-                if snapshot is None:
-                    self._asked = None
-                elif self._worth_telling(snapshot, usage):
+                if snapshot is None or snapshot.sample.news:
+                    self._asked = None  # there may be more to tell
+                if snapshot is not None and self._worth_telling(snapshot, usage):
                     self._send(self._stats(sampler, snapshot, usage))
             with self._change:
                 due = time.monotonic() + (self._period_s or 0.0)

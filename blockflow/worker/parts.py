@@ -151,13 +151,14 @@ def open_parts(
             mail(ended_by(exc))
 
     runner.landed = landed
+    sampler = StageSampler(stages, scheduler)
     monitor = KpiMonitor(
         launch.incarnation,
         {n: s.spec for n, s in stages.items()},
         runner.copied,
         launch.device,
         memory,
-        lambda: (intake.keys, len(scheduler), executor.busy),
+        sampler.mark,
         lambda: mail(AskKpi()),
         tell,
     )
@@ -173,5 +174,5 @@ def open_parts(
         executor,
         turns,
         monitor,
-        StageSampler(stages, scheduler),
+        sampler,
     )

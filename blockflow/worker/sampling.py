@@ -34,12 +34,19 @@ class StageSampler:
         self._roster = Roster(stages)
         self._seen: dict[int, object] = {}
 
+    def mark(self) -> list[object]:
+        """Whatever :meth:`sample` takes for news changes it; from any thread."""
+        return [self._state(number, stage) for number, stage in self._stages.items()]
+
+    def _state(self, number: int, stage: Stage) -> object:
+        return self._scheduler.queued(number), stage.meter.counts
+
     def sample(self, now: int) -> StageSample:
         """``now`` is the monotonic clock in nanoseconds."""
         queue, rows = self._scheduler, 0
         for number, stage in self._stages.items():
             rows += stage.meter.rows
-            seen = (queue.queued(number), stage.meter.counts)
+            seen = self._state(number, stage)
             if self._seen.get(number) != seen:
                 self._seen[number] = seen
                 self._roster.note(number)

@@ -51,7 +51,9 @@ def test_a_worker_of_a_few_stages_tells_of_all() -> None:
 @pytest.mark.parametrize("what", ["requests", "rows", "batches", "failures", "expired"])
 def test_whatever_is_counted_is_news(what: str) -> None:
     many = Many(500)
+    before = many.sampler.mark()
     setattr(many.meters[499], what, 1)
+    assert many.sampler.mark() != before
     sample = many.sampler.sample(0)
     assert sample.news and next(iter(sample.stages)) == 499
     assert not many.sampler.sample(0).news
@@ -60,7 +62,9 @@ def test_whatever_is_counted_is_news(what: str) -> None:
 def test_so_is_a_queue() -> None:
     many = Many(500)
     for queued in (1, 2, 0):
+        before = many.sampler.mark()
         many.queued[499] = queued
+        assert many.sampler.mark() != before
         sample = many.sampler.sample(0)
         assert sample.news and sample.stages[499].queued == queued
     assert not many.sampler.sample(0).news

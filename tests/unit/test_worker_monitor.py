@@ -87,11 +87,13 @@ def test_a_higher_rate_brings_the_next_sample_closer(monkeypatch: pytest.MonkeyP
 def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, marks = 100.0, iter([1, 2, 2])  # who did not answer is asked again all the same
+    # Who did not answer is asked again all the same, and who had news.
+    now, marks = 100.0, iter([1, 2, 2, 2])
     sent: list[Stats] = []
     answers = [
         Snapshot(StageSample(), {"threads": 1}),
         None,
+        Snapshot(StageSample(news=True), {"threads": 1}),
         Snapshot(StageSample(), {"threads": 1}),
     ]
 
@@ -108,12 +110,12 @@ def test_a_sample_without_an_answer_is_left_out_and_the_next_one_comes_a_period_
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now)
     monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: 5_000_000_000)
     made = KpiMonitor(1, {}, {}, "cpu", HOST, marks.__next__, ask, sent.append)
-    change = Change(pass_time, pass_time, made.close)
+    change = Change(pass_time, pass_time, pass_time, made.close)
     made._change = cast(Any, change)
     made.set_rate(4.0)
     made._run()
-    assert [m.extra for m in sent] == [{"threads": 1}], "nor again what has not changed"
-    assert change.waits == [0.25] * 3 and change.ended == [True, False, True]
+    assert [m.extra for m in sent] == [{"threads": 1}] * 2, "nor again what has not changed"
+    assert change.waits == [0.25] * 4 and change.ended == [True, False, True, True]
     assert answers == []
 
 
