@@ -27,7 +27,7 @@ from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain, together
 from blockflow.batching.meetings import Turn, next_of
 from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
-from blockflow.batching.policy import Decision, Query, Run, rows_of
+from blockflow.batching.policy import Decision, Query, Run
 from blockflow.batching.predicting import BatchTimes, in_time
 from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
 from blockflow.batching.room import Group
@@ -203,45 +203,39 @@ class LbciPolicy(QueueingPolicy):
 
     def _merged(self, batch: _Batch, stage: int, now: int) -> _Batch:
         """``batch``, which is to run ``stage``, with those of the others before it that are to run
-        with it: all in the oldest of them, which nobody joins any more."""
+        with it: all in the oldest of them, which nobody joins any more. The first, by age, that may
+        not or should not go along ends it."""
         there = [b for b in self._batches if b.rests_at(stage)]
         if len(there) < 2 or batch not in there:
             return batch
-        aboard, merged, behind = list(batch.waiting.values()), [batch], sum([b.rows for b in there])
+        aboard, merged = list(batch.waiting.values()), [batch]
+        rows, group = batch.rows, self._group_of(aboard[0])
+        behind = sum([b.rows for b in there]) - rows
+        admit, times = None, BatchTimes(self._known)
         for other in there:
-            if other is batch:
+            theirs, more = list(other.waiting.values()), other.rows
+            if other is batch or any(self._group_of(q) != group for q in theirs):
                 continue
-            theirs = list(other.waiting.values())
-            if self._go_together(aboard, theirs, behind - sum(map(rows_of, aboard)), now):
-                merged.append(other)
-                aboard += theirs
+            both, behind = [*aboard, *theirs], behind - more
+            route = self._routes(both)
+            if rows + more > self._limit(route):
+                break
+            if together(self._join_lines(route, 0, aboard, theirs), rows, more, behind) < 0:
+                break
+            for query in both if admit is None else theirs:
+                times.add(query, self._route(query))
+            admit = admit or in_time(now, self._known, aboard)
+            company = self._room.with_company(aboard, theirs, rows + more, admit)
+            if len(company) < len(both) or not self._within(times):
+                break
+            merged.append(other)
+            aboard, rows = both, rows + more
         oldest = min(merged, key=self._batches.index)
         oldest.may_join &= len(merged) == 1
         for other in merged:
             if other is not oldest:
                 self._convoys.join(oldest, list(other.waiting.values()))
         return oldest
-
-    def _go_together(
-        self, aboard: Sequence[Query], theirs: Sequence[Query], behind: int, now: int
-    ) -> bool:
-        """Whether two batches that wait for one stage may run on as one, and should: so many rows
-        wait ``behind`` the first, the second's among them."""
-        both, group = [*aboard, *theirs], self._group_of(aboard[0])
-        rows, more = sum(map(rows_of, aboard)), sum(map(rows_of, theirs))
-        route = self._routes(both)
-        if rows + more > self._limit(route) or any(self._group_of(q) != group for q in both):
-            return False
-        lines = self._join_lines(route, 0, aboard, theirs)
-        if together(lines, rows, more, behind - more) < 0:
-            return False
-        admit = in_time(now, self._known, aboard)
-        if len(self._room.with_company(aboard, theirs, rows + more, admit)) < len(both):
-            return False
-        times = BatchTimes(self._known)
-        for query in both:
-            times.add(query, self._route(query))
-        return self._within(times)
 
     def _outranked(self, batch: _Batch, taken: Collection[int]) -> bool:
         """Whether somebody with a higher priority than all who could join waits elsewhere."""
