@@ -109,8 +109,10 @@ class TorchEngine(Engine):
                 if self._cast is not None:
                     module = self._lowered(module, self._cast)
                 if layout is not torch.contiguous_format:
-                    # the overload exists in torch, mypy's stub lists it by keyword only
-                    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+                    # Module.to would ask it of five-dimensional weights, too, which it does not fit
+                    module = module._apply(
+                        lambda t: t.to(memory_format=layout) if t.dim() == 4 else t
+                    )
                 self._forward, self._into = self._functions(module)
                 if self._cast is not None:
                     self._into = None  # the output's dtype is the contract's, not the computed one

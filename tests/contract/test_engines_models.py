@@ -77,6 +77,24 @@ def test_precision_and_layout(
     torch.testing.assert_close(y, expected(made, x), rtol=tolerance, atol=tolerance)
 
 
+class Clip(nn.Module):
+    """A weight of five dimensions beside one of four, which alone ``channels_last`` is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.frames = nn.Conv2d(3, 4, 3), nn.Conv3d(1, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frames(self.image(x).unsqueeze(1))
+
+
+@pytest.mark.parametrize("name", with_option("memory_format"))
+def test_a_layout_is_that_of_four_dimensional_weights(shelf: BlockRepository, name: str) -> None:
+    block, x = stored(shelf, CASES[name], Clip, SPEC), torch.randn(2, 3, 8, 8)
+    made = block.load(block.create(EngineOptions(extra={"memory_format": "channels_last"})))
+    torch.testing.assert_close(made.run(x), source(Clip)(x), rtol=1e-4, atol=1e-5)
+
+
 def assert_runs_at(shelf: BlockRepository, name: str, precision: str, module: Modules) -> None:
     """The engine computes at this precision what ``module`` does, about."""
     block = stored(shelf, CASES[name], module, TensorSpec("float32", ("rows", 6)))
