@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +25,23 @@ _WARM_UP_RUNS = 3
 
 
 class TorchScriptEngine(TorchEngine):
-    """A frozen TorchScript module."""
+    """A TorchScript module, frozen where it can be."""
 
     def _load_module(self, artifact: Path) -> nn.Module:
         return torch.jit.load(os.fspath(artifact), map_location=self.options.device).eval()
 
     def _functions(self, module: nn.Module) -> tuple[Forward, Into | None]:
-        frozen = torch.jit.freeze(module)
+        frozen = _frozen(module)
         forward: Forward = frozen
         if self._cast is not None and not self._computes(frozen):
-            frozen = torch.jit.freeze(_raised(module))
+            frozen = _frozen(_raised(module))
             forward = _autocast(frozen, torch.device(self.options.device).type, self._cast)
             try:
                 forward(self._lower(self._zeros(1)))
             except Exception as e:
                 raise self._unfit(e) from e
         # what this version exports copies by itself and is not found here
-        return self._apart(forward) if script_may_write(frozen.graph) else forward, None
+        return self._apart(forward) if script_may_write(frozen.inlined_graph) else forward, None
 
     def _computes(self, forward: Forward) -> bool:
         try:
@@ -54,6 +55,17 @@ class TorchScriptEngine(TorchEngine):
     def warm_up(self, rows: int = 1) -> None:
         for _ in range(_WARM_UP_RUNS):
             super().warm_up(rows)
+
+
+def _frozen(module: nn.Module) -> Any:
+    """``module`` with its weights as constants; ``module`` itself where one stays an attribute, as
+    what an operator may write into does.
+
+    Of two frozen modules that have kept attributes, in one process, the later one's failed run ends
+    the process in torch 2.13 (``InterpreterStateImpl::callstack``, asked where it failed).
+    """
+    frozen = torch.jit.freeze(module)
+    return frozen if frozen.graph.findNode("prim::GetAttr") is None else module
 
 
 def _raised(module: nn.Module) -> nn.Module:
