@@ -58,7 +58,7 @@ class FakeDealer:
 
     def __init__(self, messages: list[list[bytes]], *, endless: bool = False) -> None:
         self.messages = messages
-        self.given = 0
+        self.given = self.tried = 0
         self._endless = endless
 
     @property
@@ -66,6 +66,7 @@ class FakeDealer:
         return self._endless or self.given < len(self.messages)
 
     def receive(self) -> list[zmq.Frame] | None:
+        self.tried += 1
         if self.given >= (1_000_000 if self._endless else len(self.messages)):
             return None
         frames = self.messages[self.given % len(self.messages)]
@@ -131,6 +132,13 @@ def test_a_connection_that_was_given_up_waits_longest() -> None:
 
 
 # --- reception
+
+
+def test_what_is_not_there_is_not_tried() -> None:
+    """pyzmq makes an exception of such an attempt: it costs as much as to ask three times."""
+    core, dealer = connected_core(), FakeDealer([reply(99), reply(98)])
+    _, _, all_ = received(core, dealer)
+    assert all_ and (dealer.given, dealer.tried) == (2, 2)
 
 
 def test_a_flood_leaves_room_for_everything_else() -> None:
