@@ -30,7 +30,7 @@ SPECS: tuple[Mapping[str, Any], ...] = (
     {"policy": "lbci", "t_opt_ms": 100, "stages": [2, 2]},
 )
 LENGTHS = (4, 6)
-BUSY, AGAIN = 150, 600
+BUSY, AGAIN = 450, 600
 LEARNED = 40
 """What a policy remembers of a way and a length that it has not met before."""
 

@@ -223,6 +223,15 @@ def _dispatcher() -> Schema:
                     }
                 ),
             ),
+            "cpu_latency": said(
+                "what tasks in flight ask of idle cores",
+                obj(
+                    {
+                        "held_us": maybe(count("they wake within so many us; null: as usual")),
+                        "trouble": text("why the kernel cannot be asked; empty: it can"),
+                    }
+                ),
+            ),
         },
         description="The Dispatcher since it started. Empty until a first sample has come.",
     )
