@@ -175,8 +175,8 @@ class Bench:
         before = self._kpis.now()
         with self._step(f"{series.tags['engine']}: {rows} rows", rounds + _WARM_UP) as advance:
             series.latency = in_turn(calls, rounds, advance, warm_up=_WARM_UP)
-        asked = Counter(b for way in plan.ways for b in block_names(way, chain))
-        asked = Counter({b: ways * (rounds + _WARM_UP) for b, ways in asked.items()})
+        ways_of = Counter(b for way in plan.ways for b in block_names(way, chain))
+        asked = {block: ways * (rounds + _WARM_UP) for block, ways in ways_of.items()}
         grown = self._kpis.since(before, asked)
         series.memory[IN_PROCESS] = others[0].pss_mib()
         for way in plan.ways:

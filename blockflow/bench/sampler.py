@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import psutil
 
@@ -96,10 +96,7 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
     """
     out = {}
     for name, pid in pids.items():
-        try:
-            times = psutil.Process(pid).cpu_times()
-        except psutil.Error as exc:
-            raise make_error("INTERNAL", f"{name} cannot be read: {exc}") from exc
+        times = _read(name, pid, psutil.Process.cpu_times)
         out[name] = times.user + times.system
     return out
 
@@ -112,10 +109,7 @@ def memory_of(pids: Mapping[str, int]) -> dict[str, Memory]:
     """
     out = {}
     for name, pid in pids.items():
-        try:
-            rss = psutil.Process(pid).memory_info().rss
-        except psutil.Error as exc:
-            raise make_error("INTERNAL", f"{name} cannot be read: {exc}") from exc
+        rss = _read(name, pid, psutil.Process.memory_info).rss
         uss, pss = private_and_shared(pid)
         if not pss:
             raise make_error(
@@ -126,3 +120,10 @@ def memory_of(pids: Mapping[str, int]) -> dict[str, Memory]:
             )
         out[name] = Memory(rss, pss, uss)
     return out
+
+
+def _read(name: str, pid: int, look: Callable[[psutil.Process], Any]) -> Any:
+    try:
+        return look(psutil.Process(pid))
+    except psutil.Error as exc:
+        raise make_error("INTERNAL", f"{name} cannot be read: {exc}") from exc

@@ -67,8 +67,7 @@ class _Pool:
 
     def refusal(self, client: Hashable, now_ns: int) -> str:
         """Why one more of ``client`` may not enter: ``limit``, ``share`` or nothing."""
-        adaptive, inflight = self.adaptive, self.shares.inflight
-        limit = self._most if adaptive is None else adaptive.limit
+        inflight, limit = self.shares.inflight, self.limit
         if 2 * inflight < limit:
             return ""
         if not self.shares.below_share(client, limit, now_ns):

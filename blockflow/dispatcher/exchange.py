@@ -289,7 +289,8 @@ class Exchange:
         self.carry_out(self.table.peer_gone(death, self._clock()))
 
     def next_due(self) -> int | None:
-        """When something is due although nothing happens: then call :meth:`tick`."""
+        """When something is due although nothing happens: for :meth:`tick`, or of what is asked of
+        idle cores."""
         deadline, sleep = self.table.next_deadline(), self.wakefulness.next_due()
         return sleep if deadline is None or (sleep is not None and sleep < deadline) else deadline
 

@@ -74,8 +74,7 @@ class FairShares:
 
     def enter(self, client: Hashable, now_ns: int) -> int:
         """A request of ``client`` enters; returns how many are in flight with it."""
-        if now_ns - self._turned_ns >= REMEMBER_NS:
-            self._turn(now_ns)
+        self._turn(now_ns)
         wish = self._by_client.get(client)
         if wish is None:
             wish = self._by_client[client] = _Wish()
@@ -119,8 +118,7 @@ class FairShares:
             or limit != self._level_of
             or now_ns - self._looked_ns >= max(_REFRESH_NS, _PER_CLIENT_NS * len(self._by_client))
         ):
-            if now_ns - self._turned_ns >= REMEMBER_NS:
-                self._turn(now_ns)
+            self._turn(now_ns)
             wishes = self._by_client.values()
             self._level = fair_level([w.wanted() for w in wishes], limit)
             whole = math.floor(self._level)
@@ -129,8 +127,10 @@ class FairShares:
         return self._level
 
     def _turn(self, now_ns: int) -> None:
-        """The present period is over: begin a new one and forget who wants nothing more."""
+        """When the present period is over, begin a new one and forget who wants nothing more."""
         gone = now_ns - self._turned_ns
+        if gone < REMEMBER_NS:
+            return
         self._turned_ns = now_ns
         for client, wish in list(self._by_client.items()):
             wish.before = wish.most if gone < 2 * REMEMBER_NS else 0
