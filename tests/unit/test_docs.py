@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+from configparser import ConfigParser
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_options_exist() -> None:
         for option in unknown_options(path.read_text(encoding="utf-8"))
     ]
     assert not unknown
+
+
+def test_the_unit_of_systemd_starts_what_there_is() -> None:
+    """And gives it a state folder that systemd makes, and a stop that loses nothing in flight."""
+    unit = ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(ROOT / "deploy" / "blockflow.service", encoding="utf-8")
+    service = unit["Service"]
+    program, command, *words = shlex.split(service["ExecStart"])
+    assert (Path(program).name, command) == ("blockflow", "up")
+    args = load("up").make_context("up", words).params
+    assert args["state_dir"] == "/var/lib/" + service["StateDirectory"]
+    assert (service["KillMode"], service["Restart"]) == ("mixed", "on-failure")
 
 
 def unknown_options(text: str) -> list[str]:
