@@ -196,7 +196,7 @@ class TaskSpec(_Strict):
     ``weight``; a higher priority runs first. ``max_batch_rows`` bounds the task's rows in a batch,
     ``max_inflight_rows`` those in the whole system (0 = no bound). ``canary`` sends a share of its
     requests another way. ``cpu_latency_us`` keeps idle cores from deep sleep while its requests are
-    in flight (:mod:`blockflow.dispatcher.wakefulness`).
+    under way (:mod:`blockflow.dispatcher.wakefulness`).
     """
 
     path: Annotated[
@@ -229,7 +229,7 @@ class TaskSpec(_Strict):
     cpu_latency_us: Annotated[
         Annotated[int, Field(ge=0, le=limits.MAX_CPU_LATENCY_US)] | None,
         Field(
-            description="while its requests are in flight, a core that idles wakes within so many "
+            description="while its requests are under way, a core that idles wakes within so many "
             "microseconds; 0 = it does not sleep; null = as the system has it"
         ),
     ] = None

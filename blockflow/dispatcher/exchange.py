@@ -66,7 +66,7 @@ class Exchange:
         admission: who may enter.
         memory: of replies that their clients may ask for again.
         withdrawals: of requests that nobody waits for any more.
-        wakefulness: what the requests in flight ask of idle cores.
+        wakefulness: what the requests under way ask of idle cores.
         closed_because: reason for which nothing new is admitted ('' = open).
     """
 
@@ -182,13 +182,13 @@ class Exchange:
             again=request.tries > 1,
         )
         self.admission.enter(entry.ticket, client, request.tasks, budget_ns, received)
-        self.wakefulness.enter(entry.ticket, tasks)
         self.stats.admitted(request.tasks, entry.rows)
         return entry
 
     def _set_out(self, entry: Entry) -> None:
         """Send the input to the first stage."""
         plan, payload = entry.plan, entry.retained.payload
+        self.wakefulness.enter(entry.ticket, plan.tasks)
         now = self._clock()
         entry.ingress_ns = now - entry.received_ns
         frames: list[Any] = [
@@ -330,6 +330,7 @@ class Exchange:
                         self._desk.prepare_again(what.entry)
                         self._set_out(what.entry)
                 elif isinstance(what, Supersede):
+                    self.wakefulness.leave(what.ticket, self._clock())  # perhaps it has to wait
                     self.withdrawals.give_up(what.ticket, what.attempt, what.plan, what.ends)
             except Exception as exc:
                 self.defect(type(what).__name__)

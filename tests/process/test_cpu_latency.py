@@ -14,6 +14,7 @@ import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
 from blockflow.dispatcher.cpu_latency import DEVICE, CpuLatency
+from blockflow.wire.control import PeerGone
 
 make = dispatcher_rig.make
 
@@ -75,6 +76,27 @@ def test_whatever_ends_a_request_ends_it(make: Callable[..., Rig], device: Path)
     client.ask("t", X)
     wait_until(lambda: words(device) == [0, -1, 0])
     client.close()  # it is gone
+    wait_until(lambda: words(device) == [0, -1, 0, -1])
+
+
+def test_who_waits_for_a_worker_keeps_no_core_awake(make: Callable[..., Rig], device: Path) -> None:
+    r = make(cpu_latency=CpuLatency(device))
+    dead = r.worker(11, {1: "trunk"})
+    dead.behave["trunk"] = swallow
+    routes = [task("t", ["trunk"], cpu_latency_us=0)]
+    r.publish(*routes)
+    client = r.client()
+    client.ask("t", X)  # is run again
+    wait_until(lambda: dead.seen and words(device) == [0])
+    r.mailbox.put(PeerGone(11))
+    wait_until(lambda: words(device) == [0, -1])
+    client.ask("t", X)  # begins to wait when it comes
+    wait_until(lambda: r.exchange.table.waiting == 2)
+    successor = r.worker(13, {2: "trunk"})
+    r.publish(*routes, workers=[successor])
+    for _ in range(2):
+        reply, _ = client.answer()
+        assert reply.results[0].error is None
     wait_until(lambda: words(device) == [0, -1, 0, -1])
 
 

@@ -65,6 +65,16 @@ def test_the_least_counts_of_a_request_and_of_all() -> None:
     assert (w.wanted_us(0), w.wanted_us(LINGER_NS)) == (3, 20)
 
 
+def test_who_is_sent_twice_counts_once_and_who_leaves_may_come_back() -> None:
+    w = Wakefulness()
+    w.enter(b"1", [asks(4)])
+    w.enter(b"1", [asks(4)])
+    w.leave(b"1", 0)
+    assert (w.wanted_us(LINGER_NS - 1), w.wanted_us(LINGER_NS)) == (4, None)
+    w.enter(b"1", [asks(4)])
+    assert (w.wanted_us(2 * LINGER_NS), w.next_due()) == (4, None)
+
+
 def test_a_request_that_never_came_leaves_nothing() -> None:
     w = Wakefulness()
     w.leave(b"unknown", 0)

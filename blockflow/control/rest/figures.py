@@ -224,7 +224,7 @@ def _dispatcher() -> Schema:
                 ),
             ),
             "cpu_latency": said(
-                "what tasks in flight ask of idle cores",
+                "what requests under way ask of idle cores",
                 obj(
                     {
                         "held_us": maybe(count("they wake within so many us; null: as usual")),
