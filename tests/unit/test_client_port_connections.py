@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import zmq
 
 from blockflow.dispatcher.clients import Sent
@@ -39,6 +40,23 @@ def test_what_is_left_of_an_ended_connection_is_not_its_successors(s: Scene) -> 
     assert not s.heard(A, fd)
     assert s.port.present == (B,)
     assert s.ended(fd) == [(B, Sent.GONE)]
+
+
+def test_it_is_its_successors_for_certain_once_nothing_more_waits(
+    s: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a round of the Dispatcher sees it, that reads nothing in vain."""
+    monkeypatch.setattr(zmq, "zmq_poll", lambda polled, timeout: list(s.router.inbox))
+    fd = s.accepted()
+    assert s.heard(A, fd)
+    assert s.ended(fd) == [(A, Sent.GONE)]
+    s.router.event(zmq.EVENT_ACCEPTED, fd)
+    s.router.said(B, fd)
+    assert s.heard(B, fd)
+    assert s.port.more() and s.port.peers.book.unclear
+    assert s.port.receive(0) is not None
+    assert not s.port.more() and not s.port.peers.book.unclear
+    assert s.heard(B, fd) and s.port.peers.links[B].certain
 
 
 def test_who_was_taken_for_the_owner_of_anothers_connection_is_gone(s: Scene) -> None:

@@ -24,6 +24,8 @@ QUICK = dict.fromkeys((1, 2, 4, 8), 1.0)
 HEAVY = {b: 10.0 + b for b in (1, 2, 4, 8)}
 LONG = 200 * MS
 LINEAR = {b: 0.5 + 10.0 * b for b in (1, 2, 4, 8)}
+BARELY = {1: 10.0, 2: 16.0, 4: 28.0, 8: 52.0}
+"""Two as one take 2 ms more in sum than one by one; with one behind them 2 ms less."""
 
 
 def meet(
@@ -90,6 +92,7 @@ def test_batches_that_wait_for_one_stage_go_on_as_one() -> None:
         ([(0,), (1,), (2,)], {"late": [0]}, [(0,), (1, 2)]),  # 0 is in time alone, 11 ms
         ([(0,), (1,), (2,)], {"longer": [1]}, [(0, 2), (1,)]),
         ([(0, 1), (2,)], {"shares": [TaskShare(max_batch_rows=2)]}, [(0, 1), (2,)]),
+        ([(0,), (1,)], {"slow": BARELY}, [(0,), (1,)]),  # who goes along is not behind as well
     ],
 )
 def test_batches_stay_apart(
@@ -120,6 +123,38 @@ def test_whose_turn_it_is_takes_others_along_as_the_oldest_of_them() -> None:
     for key in (0, 2):
         policy.arrive(query(key, 0, task=int(key == 2), stage=3, first=False, ahead=()), now)
     assert policy.decide(now, {1, 2}) == Run(3, (0, 2, 1))
+
+
+def test_nobody_joins_what_goes_on_as_one() -> None:
+    """Nobody has waited yet after a block of either, so that somebody might join them."""
+    facts = {s: StageFacts(f"block{s}", 8, 1, profile(HEAVY)) for s in (1, 2, 3, 4)}
+    policy = create_policy({"policy": "lbci", "t_opt_ms": 200}, (1, 2, 3, 4), facts)
+    policy.lanes = 2
+
+    def arrive(key: int, stage: int) -> None:
+        ahead = tuple(range(stage + 1, 5))
+        policy.arrive(query(key, key, stage=stage, first=stage == 1, ahead=ahead), 0)
+
+    def leave(stage: int, *keys: int) -> None:
+        policy.done(stage, keys, 0)
+        for key in keys:
+            arrive(key, stage + 1)
+
+    arrive(0, 1)
+    assert policy.decide(0) == Run(1, (0,))
+    leave(1, 0)
+    assert policy.decide(0) == Run(2, (0,))
+    arrive(1, 1)
+    assert policy.decide(0, {2}) == Run(1, (1,))
+    leave(2, 0)
+    leave(1, 1)
+    assert policy.decide(0, {3}) == Run(2, (1,))
+    leave(2, 1)
+    assert policy.decide(0) == Run(3, (0, 1))
+    arrive(2, 1)
+    leave(3, 0, 1)
+    assert policy.decide(0) == Run(4, (0, 1))
+    assert policy.decide(0, {4}) == Run(1, (2,))
 
 
 def test_what_it_saves_to_go_together() -> None:
