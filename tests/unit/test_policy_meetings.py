@@ -99,3 +99,13 @@ def test_who_waits_with_one_whose_turn_was_kept_comes_by_what_his_task_has_had()
         meetings.served([waits(10 * key, 1), waits(10 * key + 1, 0, rows=4)], firsts)
     waiting = [waits(1, 0), waits(2, 0), *(waits(key, 1) for key in range(40, 48))]
     assert [q.key for q in meetings.in_turn(waiting)][:3] == [1, 40, 41]
+
+
+def test_the_turn_of_one_who_is_gone_is_kept_for_nobody_after_him() -> None:
+    """He was withdrawn, say."""
+    meetings = Meetings([TaskShare(), TaskShare()])
+    for key in range(1, 34):
+        meetings.served([waits(2 * key, 1), waits(2 * key + 1, 0, rows=4)])
+    gone = waits(90, 0)
+    meetings.served([waits(100, 1), waits(101, 0)], [(gone, meetings.rank(gone))])
+    assert meetings.rank(gone)[1] < 100 < meetings.rank(waits(91, 0))[1]
