@@ -225,7 +225,7 @@ class DispatcherServer:
             self._opens_ns = None
 
     def close(self) -> None:
-        """Close sockets (replies get up to a second to leave), remove all files. Idempotent."""
+        """Close sockets (replies get up to a second to leave), remove all files. Once."""
         self._stats.close()
         self._push.close()
         self._returns.close()

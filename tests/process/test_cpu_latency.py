@@ -14,6 +14,7 @@ import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
 
 from blockflow.dispatcher.cpu_latency import DEVICE, CpuLatency
+from blockflow.tensormq.janitor import run_root
 from blockflow.wire.control import PeerGone
 
 make = dispatcher_rig.make
@@ -110,6 +111,34 @@ def test_without_leave_requests_are_served_all_the_same(
     np.testing.assert_array_equal(out, X + 1)
     gauges = r.server._gauges()["cpu_latency"]
     assert (gauges["held_us"], "No such file" in gauges["trouble"]) == (None, True)
+
+
+def test_leave_that_is_given_later_counts_from_the_next_publication(
+    make: Callable[..., Rig], tmp_path: Path
+) -> None:
+    device = tmp_path / "late"
+    r = make(cpu_latency=CpuLatency(device))
+    worker = r.worker(11, {1: "trunk"})
+    routes = [task("t", ["trunk"], cpu_latency_us=5)]
+    r.publish(*routes)
+    client = r.client()
+    client.infer("t", X)
+    device.touch()
+    client.infer("t", X)
+    assert words(device) == []
+    r.publish(*routes, workers=[worker])
+    client.infer("t", X)
+    wait_until(lambda: words(device) == [5, -1])
+
+
+def test_it_ends_with_the_dispatcher(device: Path) -> None:
+    latency = CpuLatency(device)
+    with dispatcher_rig.rig(run_root(), cpu_latency=latency) as r:
+        r.worker(11, {1: "trunk"}).behave["trunk"] = swallow
+        r.publish(task("t", ["trunk"], cpu_latency_us=0))
+        r.client().ask("t", X)
+        wait_until(lambda: words(device) == [0])
+    assert (words(device), latency.held_us) == ([0], None)  # its end says so to the kernel
 
 
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="no leave to write there")
