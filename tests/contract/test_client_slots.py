@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,25 @@ def test_another_dispatcher_is_asked_anew(make: Make, tmp_path: Path) -> None:
         attach(client)
         assert client.infer("echo", LARGE).upload.way == "slot"
         assert client.counters().disconnects == 1
+
+
+def test_a_client_that_leaves_a_connection_watches_nothing_of_it(
+    make: Make, dispatcher: FakeDispatcher
+) -> None:
+    """The descriptor is closed: it would be told of it for ever, or of whoever has the number."""
+    client = make(dispatcher.endpoint)
+    attach(client)
+    io = client._client._connection._io
+    assert io.side.fileno() in dict(io._poller.sockets)
+
+    def leave() -> list[Any]:
+        io._leave(time.monotonic_ns())
+        return []
+
+    io.post(leave, None, None)
+    wait_until(lambda: client.counters().hang_ups == 1)
+    # Its bell, the socket of messages, and that one's monitor.
+    wait_until(lambda: len(io._poller.sockets) == 3)
 
 
 def test_a_client_that_closes_gives_everything_back(make: Make, dispatcher: FakeDispatcher) -> None:
