@@ -14,7 +14,7 @@ import pytest
 
 from blockflow.control import crashes, disk, logfiles, manager, store, waiters
 from blockflow.control.crashes import FILE, CrashBook
-from blockflow.control.disk import Glance
+from blockflow.control.disk import Glance, Patience
 from blockflow.control.fleet import Crash
 from blockflow.control.logfiles import LogFiles
 from blockflow.control.manager import Manager
@@ -150,3 +150,14 @@ def test_who_must_have_the_disks_answer_says_so(
     assert bool(said) == lasts
     if lasts:
         assert said[0].startswith(told) and "has answered, after" in said[-1]
+
+
+def test_one_question_within_another_is_the_same_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin, commit and end is to write several times."""
+    monkeypatch.setattr(disk, "PATIENCE_S", 0.0)
+    it = Patience("the folder")
+    with it.asking():
+        with it.asking():
+            assert it.reason().startswith("the folder has not answered for ")
+        assert it.reason(), "it is still waited for"
+    assert it.reason() == ""
