@@ -19,12 +19,13 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from blockflow.batching.batch_table import BatchTable, Part
+from blockflow.batching.company import CompanyPolicy
 from blockflow.batching.costs import at
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import gain
 from blockflow.batching.options import Either, Integer, Kind, Number, OneOf, SomeOf, option_problems
 from blockflow.batching.policy import Decision, Query, Run, WaitUntil, rows_of, stage_of
-from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, latest_start, missing_profiles
+from blockflow.batching.queueing import CLASSES, MS, latest_start, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import OPTION, SLICES
@@ -47,7 +48,7 @@ _KINDS: Mapping[str, Kind] = {
 }
 
 
-class DvabatchPolicy(QueueingPolicy):
+class DvabatchPolicy(CompanyPolicy):
     """New, stretch and split over the stages of one worker.
 
     One stretch is under way at a time: two batches that both rest for newcomers could wait for each

@@ -17,19 +17,19 @@ by the batch once too often in its equations 4 and 5, whose g is the total (its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar
 
+from blockflow.batching.company import CompanyPolicy
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.costs import Costs, FittedCosts, Route, at
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import gain, together
-from blockflow.batching.meetings import Turn, next_of
+from blockflow.batching.joining import gain
 from blockflow.batching.options import Integer, Kind, Number, OneOf, option_problems
-from blockflow.batching.policy import Decision, Query, Run
-from blockflow.batching.predicting import BatchTimes, in_time
-from blockflow.batching.queueing import CLASSES, MS, QueueingPolicy, missing_profiles
+from blockflow.batching.policy import Decision, Query, Run, stage_of
+from blockflow.batching.predicting import BatchTimes
+from blockflow.batching.queueing import CLASSES, MS, missing_profiles
 from blockflow.batching.room import Group
 from blockflow.batching.shares import TaskShare
 from blockflow.batching.sliced import OPTION, SLICES
@@ -81,10 +81,10 @@ class _Batch(Convoy):
         """Whether all of it waits for ``stage``, and no newcomers are catching up with it."""
         if self.newcomers is not None or self.running or not self.waiting:
             return False
-        return all(q.stage == stage for q in self.waiting.values())
+        return set(map(stage_of, self.waiting.values())) == {stage}
 
 
-class LbciPolicy(QueueingPolicy):
+class LbciPolicy(CompanyPolicy):
     """Batches of at most N_opt rows; a smaller one takes newcomers in, once, if the bound allows.
 
     Several batches are under way only when the worker can run them side by side. Then they may wait
@@ -157,18 +157,21 @@ class LbciPolicy(QueueingPolicy):
         self._convoys.settle()
         self._batches = [b for b in self._batches if not b.empty or b.newcomers is not None]
         for batch in self._batches:
-            self._catch_up(batch)
+            if batch.newcomers is not None:
+                self._catch_up(batch, batch.newcomers)
         overtaking = self._overtaking(busy)
         if overtaking:
             return self._begin(now, overtaking)
         taken = set(busy)  # stages that are busy, and those for which an older batch waits
-        for batch in self._in_turn():
+        for batch in self._in_turn(busy):
+            if self._stays(batch, taken):
+                continue
             run = self._advance(batch, now, taken, len(busy))
             if run is not None:
                 return run
             for convoy in (batch, batch.newcomers):
                 if convoy is not None:
-                    taken.update([q.stage for q in convoy.waiting.values()])
+                    taken.update(map(stage_of, convoy.waiting.values()))
         groups = self._room.groups_beside(taken)
         return self._begin(now, groups) if groups else None
 
@@ -203,36 +206,22 @@ class LbciPolicy(QueueingPolicy):
 
     def _merged(self, batch: _Batch, stage: int, now: int) -> _Batch:
         """``batch``, which is to run ``stage``, with those of the others before it that are to run
-        with it: all in the oldest of them, which nobody joins any more. The first, by age, that may
-        not or should not go along ends it."""
-        there = [b for b in self._batches if b.rests_at(stage)]
-        if len(there) < 2 or batch not in there:
+        with it: all in the oldest of them, which nobody joins any more."""
+        others = [b for b in self._batches if b is not batch and b.rests_at(stage)]
+        if not others or not batch.rests_at(stage):
             return batch
-        aboard, merged = list(batch.waiting.values()), [batch]
-        rows, group = batch.rows, self._group_of(aboard[0])
-        behind = sum([b.rows for b in there]) - rows
-        admit, times = None, BatchTimes(self._known)
-        for other in there:
-            theirs, more = list(other.waiting.values()), other.rows
-            if other is batch or any(self._group_of(q) != group for q in theirs):
-                continue
-            both, behind = [*aboard, *theirs], behind - more
-            route = self._routes(both)
-            if rows + more > self._limit(route):
-                break
-            if together(self._join_lines(route, 0, aboard, theirs), rows, more, behind) < 0:
-                break
-            for query in both if admit is None else theirs:
+        times = BatchTimes(self._known)
+
+        def within(queries: Iterable[Query]) -> bool:
+            for query in queries:
                 times.add(query, self._route(query))
-            admit = admit or in_time(now, self._known, aboard)
-            company = self._room.with_company(aboard, theirs, rows + more, admit)
-            if len(company) < len(both) or not self._within(times):
-                break
-            merged.append(other)
-            aboard, rows = both, rows + more
-        oldest = min(merged, key=self._batches.index)
-        oldest.may_join &= len(merged) == 1
-        for other in merged:
+            return self._within(times)
+
+        within(batch.waiting.values())
+        along = self._going_along(batch, others, now, within)
+        oldest = min([batch, *along], key=self._batches.index)
+        oldest.may_join &= not along
+        for other in (batch, *along):
             if other is not oldest:
                 self._convoys.join(oldest, list(other.waiting.values()))
         return oldest
@@ -242,40 +231,47 @@ class LbciPolicy(QueueingPolicy):
         room, group = self._room, batch.group
         return bool(room.rows(group)) and room.outranked(group, taken)
 
-    def _catch_up(self, batch: _Batch) -> None:
+    def _catch_up(self, batch: _Batch, newcomers: Convoy) -> None:
         """Newcomers who have caught up travel with the others from now on."""
-        newcomers = batch.newcomers
-        if newcomers is None or newcomers.running or batch.running:
+        if newcomers.running or batch.running:
             return
         here, behind = self._foremost(batch), self._foremost(newcomers)
         if behind is None or (here is not None and not self._before(behind, here)):
             self._convoys.join(batch, list(newcomers.waiting.values()))
             batch.newcomers = None
 
-    def _in_turn(self) -> list[_Batch]:
+    def _in_turn(self, busy: Collection[int]) -> list[_Batch]:
         """The batches by age; with several lanes of those that would run one stage next only the
         one that has whose turn it is there, and then the others."""
         if self.lanes == 1 or len(self._batches) < 2:
             return self._batches
-        rank = self._meetings.rank
-        there: dict[int, list[Turn]] = {}
+        there: dict[int, list[_Batch]] = {}
+        elsewhere: set[int] = set()  # stages before which one is that has something to do elsewhere
         for batch in self._batches:
-            stage = self._foremost(batch)
-            if stage is not None:
-                firsts: dict[int, Query] = {}  # of each task, which was its most urgent
-                for query in batch.waiting.values():
-                    if query.stage == stage:
-                        firsts.setdefault(query.task, query)
-                ranks = {task: rank(query) for task, query in firsts.items()}
-                first = min(ranks.values())
-                tasks = {task for task, (priority, *_) in ranks.items() if priority == first[0]}
-                there.setdefault(stage, []).append(Turn(first, tasks, batch))
-        turns = {id(next_of(waiting)) for waiting in there.values()}
+            stages = set(map(stage_of, batch.waiting.values()))
+            if not stages:
+                continue
+            stage = min(stages, key=self._position.__getitem__)
+            there.setdefault(stage, []).append(batch)
+            if len(stages) > 1 or batch.newcomers is not None:
+                elsewhere.add(stage)
+        turns = {
+            id(self._meetings.next_of(stage, waiting) if len(waiting) > 1 else waiting[0])
+            for stage, waiting in there.items()
+            if stage not in busy or stage in elsewhere  # else none of them goes on anyhow
+        }
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
+
+    def _stays(self, batch: _Batch, taken: Set[int]) -> bool:
+        """Whether nothing can become of ``batch`` now: where it waits is taken, and nobody joins
+        it, as nobody joins any but the newest."""
+        if batch.newcomers is not None or batch is self._batches[-1]:
+            return False
+        return taken.issuperset(map(stage_of, batch.waiting.values()))
 
     def _foremost(self, convoy: Convoy) -> int | None:
         """The first stage at which some of ``convoy`` waits."""
-        stages = {q.stage for q in convoy.waiting.values()}
+        stages = set(map(stage_of, convoy.waiting.values()))
         return min(stages, key=self._position.__getitem__, default=None)
 
     def _before(self, one: int, other: int) -> bool:

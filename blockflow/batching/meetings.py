@@ -17,8 +17,7 @@ ridden it might never come: there may always be a task that has had less.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from blockflow.batching.convoy import Convoy
 from blockflow.batching.policy import Query
@@ -29,27 +28,6 @@ Rank = tuple[int, float, int, int, int]
 
 Firsts = Sequence[tuple[Query, Rank]]
 """Of those who wait at one stage the oldest of each task, and its rank."""
-
-
-class Turn(NamedTuple):
-    """The first turn in a batch that waits for a stage, and the tasks of that priority in it."""
-
-    first: Rank
-    tasks: set[int]
-    batch: Convoy
-
-
-def next_of(waiting: Sequence[Turn]) -> Convoy:
-    """Of batches that wait for one stage, oldest first, the one with the first turn; but older ones
-    that share a task with it go before it. Else those of a task that rides in others' batches, and
-    so has had more and more, would never have a turn by themselves."""
-    chosen = min(range(len(waiting)), key=lambda i: waiting[i].first)
-    while True:
-        tasks = waiting[chosen].tasks
-        older = next((i for i in range(chosen) if tasks & waiting[i].tasks), None)
-        if older is None:
-            return waiting[chosen].batch
-        chosen = older
 
 
 class Meetings:
@@ -68,14 +46,40 @@ class Meetings:
 
     def rank(self, query: Query) -> Rank:
         """Where ``query`` stands among those who wait at its stage now."""
-        task = self._task(query)
-        kept = self._kept.get((query.stage, task))
+        stage, task = query.stage, query.task
+        if not 0 <= task < len(self._shares):  # :meth:`_task`, without a call for each
+            task = 0
+        kept = self._kept.get((stage, task))
         if kept is not None and age(query) <= kept[0]:
             start = kept[1]
         else:
-            start = self._start(query.stage, task)
+            start = self._start(stage, task)
         priority = self._shares[task].priority
         return -priority, start, query.deadline_ns, query.arrival_ns, query.key
+
+    def next_of(self, stage: int, waiting: Sequence[Convoy]) -> Convoy:
+        """Of batches that wait for ``stage``, oldest first, the one with the first turn; but older
+        ones that share a task of its priority with it go before it. Else those of a task that rides
+        in others' batches, and so has had more and more, would never have a turn by themselves."""
+        turns: list[tuple[Rank, Collection[int]]] = []  # of each the first, and its tasks
+        for batch in waiting:
+            firsts: dict[int, Query] = {}  # of each task, which was its most urgent
+            for query in batch.waiting.values():
+                if query.stage == stage:
+                    firsts.setdefault(query.task, query)
+            ranks = {task: self.rank(query) for task, query in firsts.items()}
+            first = min(ranks.values())
+            tasks: Collection[int] = ranks.keys()
+            if len(ranks) > 1:
+                tasks = {task for task, (priority, *_) in ranks.items() if priority == first[0]}
+            turns.append((first, tasks))
+        chosen = min(range(len(turns)), key=lambda i: turns[i][0])
+        while True:
+            tasks = set(turns[chosen][1])
+            older = next((i for i in range(chosen) if not tasks.isdisjoint(turns[i][1])), None)
+            if older is None:
+                return waiting[chosen]
+            chosen = older
 
     def in_turn(self, queries: Iterable[Query]) -> Iterator[Query]:
         """Those under way who wait at one stage, in their order as if they ran there one by one: of

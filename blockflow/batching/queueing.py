@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from blockflow.batching.convoy import Convoys
 from blockflow.batching.costs import Costs, Route, at, measured
 from blockflow.batching.facts import StageFacts
-from blockflow.batching.joining import Arrivals, Lines
+from blockflow.batching.joining import Arrivals
 from blockflow.batching.meetings import Firsts, Meetings, Rank
 from blockflow.batching.options import Ascending
 from blockflow.batching.policy import (
@@ -23,7 +23,7 @@ from blockflow.batching.policy import (
     rows_of,
     shape_of,
 )
-from blockflow.batching.predicting import JoinTimes, Known, LengthOf, in_time
+from blockflow.batching.predicting import Known, LengthOf, in_time
 from blockflow.batching.room import Admit, Group, WaitingRoom
 from blockflow.batching.shares import TaskShare
 from blockflow.core import limits
@@ -165,10 +165,11 @@ class QueueingPolicy(Policy):
         under way and wait there, too."""
         if self.lanes == 1 or self._met.isdisjoint(g[0] for g in self._room.groups):
             return []
+        begin = {stage for stage, _ in self._room.groups}.difference(busy)
         rank = self._meetings.rank
         there: dict[int, Rank] = {}
-        for query in self._convoys:
-            if query.stage not in busy:
+        for query in self._convoys if begin else ():
+            if query.stage in begin:
                 mine = rank(query)
                 there[query.stage] = min(mine, there.get(query.stage, mine))
         return [
@@ -277,32 +278,6 @@ class QueueingPolicy(Policy):
     def _known(self) -> Known:
         """What is predicted from."""
         return Known(self._costs, self._measure, self._route, self._position, self.lanes)
-
-    def _join_times(
-        self, route: Route, k: int, aboard: Sequence[Query], now: int, there_ns: int
-    ) -> JoinTimes:
-        """Of newcomers on ``route`` that catch up with ``aboard``, who are before its ``k``-th
-        stage at ``there_ns``."""
-        return JoinTimes(self._known, route, k, aboard, now, there_ns)
-
-    def _end_of(self, running: Mapping[int, Query], began_ns: int) -> int:
-        """When a batch that began then should be done at its stage, by the profile."""
-        queries = list(running.values())
-        line = self._known.line((queries[0].stage,), queries)
-        return began_ns + at(line, sum(map(rows_of, queries)))
-
-    def _join_lines(
-        self, route: Route, k: int, aboard: Sequence[Query], joining: Sequence[Query]
-    ) -> Lines:
-        """What decides whether it pays that ``joining`` catch up with ``aboard``, who have done the
-        first ``k`` stages of ``route``."""
-        line, rest = self._known.line, route[k:]
-        return Lines(
-            line(route[:k], joining),
-            line(rest, aboard),
-            line(rest, [*aboard, *joining]),
-            line(route, joining),
-        )
 
     def _in_time(self, group: Group, limit: int, now: int) -> Admit | None:
         """:func:`in_time` for a new batch of ``group`` with up to ``limit`` rows; None when nobody

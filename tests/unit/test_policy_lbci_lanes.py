@@ -9,7 +9,8 @@ from policy_rig import MS, profile, query
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Lines, together
-from blockflow.batching.policy import Policy, Run
+from blockflow.batching.meetings import Meetings, Rank
+from blockflow.batching.policy import Policy, Query, Run
 from blockflow.batching.registry import create_policy
 from blockflow.batching.shares import TaskShare
 from blockflow.bench.simulation.arrivals import Mix, Poisson
@@ -181,3 +182,20 @@ def test_small_batches_do_not_line_up_before_a_slow_stage() -> None:
     found = outcome(simulator, 0.5, 3.0, 500.0)
     assert found.results == found.offered
     assert found.times.mean_ms < 20
+
+
+def test_whose_turn_it_is_at_a_busy_stage_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is free asks again and again while batches line up before a slow stage."""
+    policy, now = meet([(key,) for key in range(12)])
+    asked: list[int] = []
+    rank = Meetings.rank
+
+    def asking(meetings: Meetings, one: Query) -> Rank:
+        asked.append(one.key)
+        return rank(meetings, one)
+
+    monkeypatch.setattr(Meetings, "rank", asking)
+    assert policy.decide(now, {2}) is None
+    assert asked == []
+    assert isinstance(policy.decide(now, {1}), Run)
+    assert asked
