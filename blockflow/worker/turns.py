@@ -140,26 +140,35 @@ class Turns:
                 if batch is not None:
                     self._engage(self._compute, batch, self._runner.compute)
                     continue
+                self._disengage()
                 if self.attentive and self._executor.idle:
                     self._wake()
                 self._listen()
+            self._disengage()
 
     def _next(self) -> Batch | None:
         return None if self._paused else self._executor.step(time.monotonic_ns())
 
     def _engage(self, work: Callable[..., None], *given: Any) -> None:
-        """Do ``work`` while the data thread listens, and lanes that rest go on."""
+        """Do ``work`` while the data thread listens, and lanes that rest go on. It listens on, from
+        one to the next, until :meth:`_disengage`."""
         if self._resting:
             self._spread()
         if not self._executor.full:
-            self._data.modify(self._fd, select.EPOLLIN)
-            self._data_hears = True
+            if not self._data_hears:
+                self._data.modify(self._fd, select.EPOLLIN)
+                self._data_hears = True
             if self._more:
                 self._wake()
         self.engaged = True
         work(*given)
-        self.engaged = self._data_hears = False
-        self._data.modify(self._fd, 0)
+
+    def _disengage(self) -> None:
+        """There is nothing more to do: the engine thread listens itself."""
+        self.engaged = False
+        if self._data_hears:
+            self._data_hears = False
+            self._data.modify(self._fd, 0)
 
     def _compute(self, batch: Batch, run: Callable[[Batch], None]) -> None:
         executor = self._executor

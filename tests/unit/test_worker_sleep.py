@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import select
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockflow.worker.turns import NEVER_NS, sleep
+from tests.turns_rig import serving
 
 US, MS = 1000, 1_000_000
 
@@ -75,3 +77,16 @@ def test_what_has_happened_ends_it(left_ns: int) -> None:
     finally:
         epoll.close()
         os.close(bell)
+
+
+def test_from_block_to_block_the_data_thread_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of what it listens to is a call of the kernel."""
+    with serving(lanes=1) as rig:
+        told: list[int] = []
+        data = SimpleNamespace(modify=lambda fd, events: told.append(events))
+        monkeypatch.setattr(rig.turns, "_data", data)
+        rig.send(1, 2, 3)
+        for _ in range(4):
+            rig.go(rig.engine)
+        assert rig.answered() == [1] and rig.engine.at == "asleep"
+        assert told == [select.EPOLLIN, 0]
