@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from blockflow.batching.policy import WaitUntil
 from blockflow.core.errors import BlockError, BlockFlowError, RequestError, SystemError_
 from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.channel import OutBuffer, Producer
+from blockflow.worker.accounts import Accounts
 from blockflow.worker.backlog import Backlog
 from blockflow.worker.delivery import Delivery
 from blockflow.worker.failpoints import FailPoints
@@ -49,6 +51,7 @@ class Executor:
         lanes: may be changed between two calls; what runs is not touched.
         withdrawn: tickets that were dropped because nobody waits for them any more.
         backlog: of what waits in slots.
+        accounts: to be settled by whoever goes to sleep, or looks at the meters.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Executor:
         self._landing: dict[Batch, Producer | None] = {}
         self._stalled: Batch | None = None
         self.backlog = Backlog(delivery.own_copy)
+        self.accounts = Accounts()
         self._wait_until_ns: int | None = None
         self._given_up = WithdrawnRequests()
         self.withdrawn = 0
@@ -148,7 +152,7 @@ class Executor:
         if not landed and batch not in self._running:
             return  # given up meanwhile: it was answered for
         producer = (self._landing if landed else self._running).pop(batch)
-        out = batch.out
+        nbytes = 0 if batch.out is None else batch.out.nbytes
         # First: whoever gets the result may send the next input at once, and counts on this room.
         if not landed:
             for ticket in batch.tickets:
@@ -163,15 +167,13 @@ class Executor:
             self._scheduler.done(batch, now)
         stage = self._stages[batch.stage]
         if not batch.probe:
-            served = stage.meter.account(batch, now)
-            if out is not None and producer is not None:
-                stage.meter.bytes_out += out.nbytes * served // batch.rows
-            stage.meter.copies_out += batch.copies
+            self.accounts.owe(stage.meter.account, batch, now, nbytes)
         for ticket in batch.tickets if batch.errors else ():
             if ticket.key in batch.errors:
                 self._delivery.fail([ticket.item], batch.errors[ticket.key])
         if stays:
             self._hand_over(stays, batch, producer, now)
+        batch.out = batch.result = None  # figures are all that is still asked of it
         if self._failpoints.armed and not batch.probe:
             self._failpoints.hit("after_output", stage.name)
 
@@ -272,7 +274,7 @@ class Executor:
             return
         now = ticket.ready_ns = time.monotonic_ns()
         if not ticket.probe:
-            self._stages[ticket.stage].meter.arrived.add(ticket.item.rows, now)
+            self.accounts.owe(self._stages[ticket.stage].meter.arrived.add, ticket.item.rows, now)
         self._scheduler.arrive(ticket, now)
 
     def _start_late(self, batch: Batch, now: int) -> Batch | None:
@@ -351,21 +353,9 @@ class Executor:
     ) -> None:
         """The output's local successors: the tensor is passed on as it is."""
         result, out = batch.result, batch.out
-        held = None if out is None or producer is None else (producer, out)
-
-        def let_go() -> None:
-            if held is not None:
-                self.backlog.gone(source)
-                held[0].unhold(held[1])
-
-        source = Source(
-            result.dtype,
-            tuple(result.shape[1:]),
-            len(stays),
-            tensor=result,
-            on_release=None if held is None else let_go,
-        )
-        if held is not None:
+        source = Source(result.dtype, tuple(result.shape[1:]), len(stays), tensor=result)
+        if out is not None and producer is not None:
+            source.on_release = partial(self._let_go, source, producer, out)
             self.backlog.holds(source, self._stages[batch.stage])
         before: Ticket | None = None
         for ticket, hop, start in stays:
@@ -388,6 +378,11 @@ class Executor:
                 origin=ticket.key if branches else None,
             )
             self._queue(follower)
+
+    def _let_go(self, source: Source, producer: Producer, out: OutBuffer) -> None:
+        """Nobody here goes on with ``source`` any more, which lies in ``out``."""
+        self.backlog.gone(source)
+        producer.unhold(out)
 
     def _expired(self, ticket: Ticket) -> None:
         self._stages[ticket.stage].meter.expired += 1

@@ -151,7 +151,7 @@ def open_parts(
             mail(ended_by(exc))
 
     runner.landed = landed
-    sampler = StageSampler(stages, scheduler)
+    sampler = StageSampler(stages, scheduler, executor.accounts)
     monitor = KpiMonitor(
         launch.incarnation,
         {n: s.spec for n, s in stages.items()},

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blockflow.core.roster import Roster
+from blockflow.worker.accounts import Accounts
 from blockflow.worker.scheduler import Scheduler
 from blockflow.worker.stage import Stage, StageSnapshot
 
@@ -28,21 +29,26 @@ class StageSample:
 class StageSampler:
     """Looks at the stages. A worker may have a thousand, and computes nothing meanwhile."""
 
-    def __init__(self, stages: Mapping[int, Stage], scheduler: Scheduler) -> None:
+    def __init__(
+        self, stages: Mapping[int, Stage], scheduler: Scheduler, accounts: Accounts
+    ) -> None:
         self._stages = stages
         self._scheduler = scheduler
+        self._accounts = accounts
         self._roster = Roster(stages)
         self._seen: dict[int, object] = {}
 
     def mark(self) -> list[object]:
         """Whatever :meth:`sample` takes for news changes it; from any thread."""
-        return [self._state(number, stage) for number, stage in self._stages.items()]
+        states = [self._state(number, stage) for number, stage in self._stages.items()]
+        return [len(self._accounts), *states]
 
     def _state(self, number: int, stage: Stage) -> object:
         return self._scheduler.queued(number), stage.meter.counts
 
     def sample(self, now: int) -> StageSample:
         """``now`` is the monotonic clock in nanoseconds."""
+        self._accounts.settle()
         queue, rows = self._scheduler, 0
         for number, stage in self._stages.items():
             rows += stage.meter.rows

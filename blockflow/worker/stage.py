@@ -56,12 +56,13 @@ class StageMeter:
         if batch.pad_to:
             self.elements_padded += given - sum([t.rows * prod(t.shape) for t in batch.tickets])
 
-    def account(self, batch: Batch, now: int) -> int:
-        """Count a batch that was computed, and the time of each of its tickets that did not fail;
-        ``now`` is when it was sent.
+    def account(self, batch: Batch, now: int, nbytes: int = 0) -> None:
+        """Count a batch that was computed, and the time of each of its tickets that did not fail.
 
-        Returns:
-            The rows of these: of the others nothing is published.
+        Args:
+            now: when it was sent.
+            nbytes: of its output, 0 if that stays here. Of tickets that failed nothing is
+                published.
         """
         rows = failed = 0
         for ticket in batch.tickets:
@@ -84,7 +85,9 @@ class StageMeter:
             self.failed_rows += failed
             self.failed.add(failed, now)
         self.busy.add(compute, now)
-        return rows
+        if nbytes:
+            self.bytes_out += nbytes * rows // batch.rows
+        self.copies_out += batch.copies
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:

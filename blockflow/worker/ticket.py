@@ -23,9 +23,10 @@ class Source:
     Attributes:
         dtype: of the tensor: its name, or torch's object.
         shape: of the tensor, without the rows.
+        on_release: called by the last release, if not None.
     """
 
-    __slots__ = ("_buffer", "_on_release", "_tensor", "_users", "dtype", "shape")
+    __slots__ = ("_buffer", "_tensor", "_users", "dtype", "on_release", "shape")
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Source:
         self._users = users
         self._buffer = buffer
         self._tensor = tensor
-        self._on_release = on_release
+        self.on_release = on_release
 
     def tensor(self) -> Any:
         """The whole tensor (torch); made when the engine thread first asks for it."""
@@ -66,14 +67,14 @@ class Source:
             RuntimeError: torch's, without memory for the copy; nothing has changed.
         """
         buffer = self._buffer
-        let_go = self._on_release if buffer is None else buffer.release
+        let_go = self.on_release if buffer is None else buffer.release
         if let_go is None:
             return False
         if self._tensor is None and buffer is not None and buffer.bring_home():
-            self._on_release = on_release
+            self.on_release = on_release
             return True
         self._tensor = copied(self.tensor())
-        self._buffer, self._on_release = None, on_release
+        self._buffer, self.on_release = None, on_release
         let_go()
         return True
 
@@ -103,7 +104,7 @@ class Source:
             self._tensor = None
             if self._buffer is not None:
                 self._buffer.release()
-            let_go, self._on_release = self._on_release, None
+            let_go, self.on_release = self.on_release, None
             if let_go is not None:  # it may know this source, and what both hold would stay
                 let_go()
 
@@ -228,7 +229,7 @@ class Batch:
                 until_ns = ticket.deadline_ns
         self.rows, self.until_ns = rows, until_ns
         if tickets:
-            self.probe = tickets[0].probe
+            self.probe = tickets[0].item.epoch == PROBE_EPOCH
 
     @property
     def overdue_ns(self) -> int | None:

@@ -190,6 +190,7 @@ class Turns:
         if self._hears is deaf:
             self._hears = not deaf
             self._engine.modify(self._fd, 0 if deaf else select.EPOLLIN)
+        executor.accounts.settle()
         due = None if self._paused else executor.next_wake_ns()  # then it starts nothing
         until = self._until_ns = due or NEVER_NS
         self._rests = True
@@ -257,6 +258,7 @@ class Turns:
     def _hand_over(self) -> None:
         """This lane rests. What is due next, a missing slot say, is for a thread that may sleep too
         long: it did not know of it."""
+        self._executor.accounts.settle()
         due = self.next_wake_ns()
         if self._rests:
             if due < self._until_ns:

@@ -59,6 +59,7 @@ def test_rows_bytes_and_copies_are_counted_but_for_a_probe(
     batch = bench.expect(1)
     batch.copies = 2
     bench.compute(batch)
+    bench.executor.accounts.settle()
     meter = bench.stages[1].meter
     counted = (meter.requests, meter.rows, meter.bytes_out, meter.copies_out)
     came = sum(meter.arrived._buckets.values())
@@ -75,12 +76,14 @@ def test_bytes_of_who_has_failed_are_not_published(monkeypatch: pytest.MonkeyPat
     batch = bench.expect(1)
     batch.errors[1] = RequestError("BLOCK_FAILED", "not this one")
     bench.compute(batch)
+    bench.executor.accounts.settle()
     meter = bench.stages[1].meter
     assert (meter.requests, meter.rows, meter.failed_rows, meter.bytes_out) == (1, 1, 3, 2)
     receive(bench, Arrival([ticket(3)]))
     batch = bench.expect(1)
     batch.errors[3] = RequestError("BLOCK_FAILED", "nor this")
     bench.compute(batch)
+    bench.executor.accounts.settle()
     assert (meter.failures, meter.bytes_out) == (2, 2)
 
 

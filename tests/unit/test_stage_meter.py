@@ -33,6 +33,7 @@ def failed(rows: int, begin: int, end: int) -> Any:
             pad_to=(),
             compute_from_ns=begin,
             compute_to_ns=end,
+            copies=0,
         ),
     )
 

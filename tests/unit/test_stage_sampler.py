@@ -13,6 +13,7 @@ from blockflow.core.launchspec import StageSpec
 from blockflow.core.model import BlockInfo, Contract, TensorSpec
 from blockflow.core.roster import REMINDED, SAMPLED
 from blockflow.wire.control import Stats, encode_control
+from blockflow.worker.accounts import Accounts
 from blockflow.worker.sampling import StageSampler
 from blockflow.worker.stage import StageMeter
 
@@ -31,7 +32,8 @@ class Many:
             queued_rows=lambda n: 2 * self.queued[n],
             width=lambda _: 1,
         )
-        self.sampler = StageSampler(cast(Any, stages), cast(Any, queue))
+        self.accounts = Accounts()
+        self.sampler = StageSampler(cast(Any, stages), cast(Any, queue), self.accounts)
         while self.sampler.sample(0).news:
             pass
 

@@ -81,6 +81,7 @@ def test_inputs_go_back_when_the_device_has_its_orders(bench: Bench) -> None:
     order(bench, batch)
     assert ticket.source.tensor() is None
     land(bench, batch)
+    bench.executor.accounts.settle()
     assert bench.sink.sent == [[1]] and bench.stages[1].meter.requests == 1
 
 
