@@ -20,7 +20,7 @@ _HEAD_BYTES = 64
 
 def encode(value: Any) -> bytes:
     """Pack plain values (None, bool, int, float, str, bytes, list, dict)."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    packed: bytes = msgpack.Packer().pack(value)
     return packed
 
 

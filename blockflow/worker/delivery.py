@@ -191,8 +191,10 @@ class Delivery:
         """
         shipment: Shipment | None = batch.shipment
         out = batch.out
-        if shipment is None or out is None or producer is None:
-            return self._deliver(batch, producer)
+        if out is None or producer is None:
+            return self._plan(batch)[1]
+        if shipment is None:
+            return self._deliver(batch, producer, out)
         batch.shipment = None
         if not batch.errors and shipment.routes is self.routes:
             for part, route, payload, draft in shipment.letters:
@@ -202,18 +204,15 @@ class Delivery:
             return shipment.stays
         for _, _, payload, _ in shipment.letters:
             producer.revoke(payload)
-        stays = self._deliver(batch, producer, held=True)
+        stays = self._deliver(batch, producer, out, held=True)
         producer.unhold(out)
         return stays
 
     def _deliver(
-        self, batch: Batch, producer: Producer | None, held: bool = False
+        self, batch: Batch, producer: Producer, out: OutBuffer, held: bool = False
     ) -> list[tuple[Ticket, int, int]]:
         """Send what was not prepared, or not for this outcome (then the buffer is ``held``)."""
         parts, stays = self._plan(batch)
-        out = batch.out
-        if out is None or producer is None:
-            return stays
         sendable: list[tuple[Part, StageRoute]] = []
         for part in parts:
             route = self.routes.stages.get(part.stage)

@@ -196,7 +196,7 @@ class Runner:
 
     def _compute(self, batch: Batch, lane: int) -> None:
         stage = self._stages[batch.stage]
-        engine = stage.take()
+        engine = stage.free.pop()
         try:
             whole = None if batch.out is None else batch.out.tensor()
             try:
@@ -213,7 +213,7 @@ class Runner:
             for ticket in batch.tickets:
                 batch.errors.setdefault(ticket.key, error)
         finally:
-            stage.give_back(engine)
+            stage.free.append(engine)
         if not batch.compute_to_ns:
             batch.compute_to_ns = time.monotonic_ns()
             batch.compute_from_ns = batch.compute_from_ns or batch.compute_to_ns

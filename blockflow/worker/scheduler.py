@@ -136,7 +136,10 @@ class Scheduler:
         if spare > 0 and spare > 2 * len(self._tickets):
             # What has run would keep its place until its deadline.
             self._deadlines = sorted((t.deadline_ns, k) for k, t in self._tickets.items())
-        self._count(ticket, 1)
+        stage, rows = ticket.stage, ticket.item.rows
+        self._queued[stage] += 1
+        self._rows[stage] += rows
+        self.all_rows += rows
         if ticket.arrival_ns == ticket.received_ns:
             self._trunk.note(ticket.item.path, ticket.item.hop)
         self._tell_policy(ticket, now)
@@ -208,7 +211,7 @@ class Scheduler:
             full = self.busy | set(self._alone.values())
             running = [stage for stage, count in self._running.items() for _ in range(count)]
         soonest: int | None = None
-        for i in self._order():
+        for i in self._order() if len(self._policies) > 1 else (0,):
             policy = self._policies[i]
             policy.lanes = self.lanes
             busy = full if policy.SIDE_BY_SIDE else running
@@ -237,8 +240,6 @@ class Scheduler:
     def _order(self) -> Sequence[int]:
         """The policies by the time that their batches have had, as fair as between tasks."""
         count = len(self._policies)
-        if count == 1:
-            return (0,)
         return sorted(range(count), key=lambda i: (self._spent[i], (i - self._turn) % count))
 
     def done(self, batch: Batch, now: int) -> None:
@@ -351,13 +352,10 @@ class Scheduler:
         del self._tickets[ticket.key]
         if self._alone:
             self._alone.pop(ticket.key, None)
-        self._count(ticket, -1)
-
-    def _count(self, ticket: Ticket, sign: int) -> None:
-        stage, rows = ticket.stage, sign * ticket.item.rows
-        self._queued[stage] += sign
-        self._rows[stage] += rows
-        self.all_rows += rows
+        stage, rows = ticket.stage, ticket.item.rows
+        self._queued[stage] -= 1
+        self._rows[stage] -= rows
+        self.all_rows -= rows
 
     def _query(self, ticket: Ticket) -> Query:
         item = ticket.item

@@ -171,17 +171,19 @@ class Stage:
     Attributes:
         engine: that was made for it.
         engines: that one and its twins.
+        free: of these, to be taken for a forward and put back; there is one for each batch that
+            :attr:`width` allows.
         fill: the value that its inputs are padded with.
         output_dims: dims of the output for an input's dtype and dims, as
             :meth:`~blockflow.core.fits.Fits.output_dims`.
     """
 
     __slots__ = (
-        "_free",
         "contract",
         "engine",
         "engines",
         "fill",
+        "free",
         "meter",
         "name",
         "number",
@@ -194,7 +196,7 @@ class Stage:
         self.spec = spec
         self.engine = engine
         self.engines = [engine]
-        self._free = [engine]
+        self.free = [engine]
         self.number = spec.stage
         self.name = spec.block.name
         self.contract = spec.block.contract
@@ -211,16 +213,8 @@ class Stage:
     def widen(self, lanes: int) -> None:
         """Have a twin of the loaded engine for each further lane, where there can be one."""
         while len(self.engines) < lanes and (twin := self.engine.twin()) is not None:
-            self._free.append(twin)
+            self.free.append(twin)
             self.engines.append(twin)
-
-    def take(self) -> Engine:
-        """An engine for one forward; there is one for each batch that :attr:`width` allows."""
-        return self._free.pop()
-
-    def give_back(self, engine: Engine) -> None:
-        """The forward is done."""
-        self._free.append(engine)
 
     def cuts(self, batch: Batch) -> dict[int, tuple[int, ...]]:
         """Dims after the rows that each ticket has of a padded batch's output, by its key; nothing
