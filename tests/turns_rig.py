@@ -131,13 +131,14 @@ class Line:
         self._found_empty = True
 
     def get(self, option: int) -> int:
-        if option == zmq.FD:
-            return self.fd
-        assert option == zmq.EVENTS
+        assert option == zmq.FD
+        return self.fd
+
+    def poll(self) -> bool:
         if select.select([self.fd], [], [], 0)[0]:
             os.eventfd_read(self.fd)
         self._found_empty = not self.frames
-        return zmq.POLLIN if self.frames else 0
+        return not self._found_empty
 
     def recv(self, flags: int, *, copy: bool) -> Frame:
         assert flags == zmq.NOBLOCK and not copy
@@ -177,6 +178,7 @@ class Rig(Bench):
         patch.setattr(turns_module, "threading", SimpleNamespace(**names))
         patch.setattr(turns_module, "time", self.clock)
         patch.setattr(turns_module, "sleep", self._sleep)
+        patch.setattr(turns_module, "zmq_poll", lambda line, _: line[0][0].poll())
         patch.setattr(turns_module, "_BURST", burst)
         patch.setattr(executor_module, "INBOX_ROWS", inbox)
         patch.setattr(worker_module, "time", self.clock)

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import zmq
+from zmq import zmq_poll
 
 from blockflow.worker.executor import Executor
 from blockflow.worker.ticket import Batch
@@ -44,8 +45,6 @@ _SHORT_S = 0.05
 _SELECT_FDS = 1024
 """``select`` takes no higher descriptors."""
 _NOBLOCK = int(zmq.NOBLOCK)
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
 
 
 class Computes(Protocol):
@@ -97,6 +96,7 @@ class Turns:
     ) -> None:
         self.lock = threading.Lock()
         self._pull = pull
+        self._line = [(pull, int(zmq.POLLIN))]
         self._executor = executor
         self._runner = runner
         self._wake = wake
@@ -304,7 +304,7 @@ class Turns:
         pull, executor = self._pull, self._executor
         for n in range(_BURST):
             self._more = executor.full
-            if self._more or not int(pull.get(_EVENTS)) & _POLLIN:
+            if self._more or not zmq_poll(self._line, 0):
                 return n > 0
             header = last = pull.recv(_NOBLOCK, copy=False)
             now = time.monotonic_ns()
