@@ -100,6 +100,7 @@ class ShmProducer(Producer):
         self._told_full = False
         self._ebb = Ebb()
         self._lasting = False
+        self._shared = False  # a reader that is the only one does not ask what is left to others
 
     def _make_leases(self) -> LeaseTable:
         return LeaseTable(self._arena.capacity, self._arena.slots, self._arena.lanes)
@@ -121,6 +122,8 @@ class ShmProducer(Producer):
     def tell_readers(self, readers: int) -> None:
         with self._lock:
             if not self._closed:
+                self._shared = readers > 1
+                self._arena.tell_taken(self._leases.taken)
                 self._arena.tell_readers(readers)
 
     def region(self) -> memoryview:
@@ -153,7 +156,8 @@ class ShmProducer(Producer):
         lease = leases.reserve(nbytes) if nbytes <= limits.MAX_MESSAGE_BYTES else None
         if lease is None and leases.outstanding and self._reclaim():
             lease = leases.reserve(nbytes)
-        self._arena.tell_taken(leases.slots if lease is None else leases.taken)
+        if self._shared:
+            self._arena.tell_taken(leases.slots if lease is None else leases.taken)
         if lease is None and (nbytes > limits.MAX_MESSAGE_BYTES or not leases.fits(nbytes)):
             raise RequestError(
                 "TOO_LARGE",

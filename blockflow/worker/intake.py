@@ -10,7 +10,7 @@ from typing import Any
 from blockflow.core.errors import BlockFlowError, RequestError, SystemError_, WireError
 from blockflow.core.text import worth_a_line
 from blockflow.tensormq.channel import Consumer, InBuffer
-from blockflow.wire.data import Data, Failure, Item, Withdraw, decode_data_plane
+from blockflow.wire.data import Data, Item, Withdraw, decode_data_plane
 from blockflow.worker.stage import Stage
 from blockflow.worker.ticket import Source, Ticket
 
@@ -70,11 +70,11 @@ class Intake:
         except WireError as exc:
             self._refuse(str(exc))
             return arrival
-        if isinstance(msg, Failure):
-            self._refuse("a failure, which only the Dispatcher takes")
-            return arrival
-        if isinstance(msg, Withdraw):
-            arrival.withdrawn = msg.requests
+        if not isinstance(msg, Data):
+            if isinstance(msg, Withdraw):
+                arrival.withdrawn = msg.requests
+            else:
+                self._refuse("a failure, which only the Dispatcher takes")
             return arrival
         try:
             buffer = self._consumer.open(msg.tensor, frame)

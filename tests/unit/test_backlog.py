@@ -96,6 +96,16 @@ def test_who_is_alone_may_have_all_slots(trunk: Trunk) -> None:
     assert backlog.copies == 0
 
 
+def test_what_was_taken_before_there_was_a_second_reader_counts(trunk: Trunk) -> None:
+    backlog = Backlog(copied)
+    trunk.producer.tell_readers(1)
+    for _ in range(5):
+        assert trunk.arrive(backlog)
+    assert trunk.waiting[0].source.excess == 0
+    trunk.producer.tell_readers(2)
+    assert trunk.waiting[0].source.excess == 5 - (SLOTS - 5)
+
+
 def test_several_that_are_behind_still_leave_some(trunk: Trunk) -> None:
     backlog = Backlog(copied)
     trunk.producer.tell_readers(3)
