@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -205,4 +206,4 @@ class Controller:
             if getattr(message, "incarnation", None) != incarnation:
                 counters.malformed += 1
                 continue
-            self._deliver(Received(incarnation, message))
+            self._deliver(Received(incarnation, message, time.monotonic_ns()))

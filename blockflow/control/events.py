@@ -36,10 +36,12 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A control message whose sender is proven by its socket identity."""
+    """A control message whose sender is proven by its socket identity. ``read_ns``: when it was
+    read from the socket (monotonic); the mailbox may have kept it since."""
 
     incarnation: int
     message: ControlMessage
+    read_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

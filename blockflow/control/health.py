@@ -79,10 +79,10 @@ class Health:
             future.set_result(ping)
         return future
 
-    def pong(self, incarnation: int, message: Pong, now_ns: int) -> None:
-        """An answer."""
-        self.heartbeat.pong(incarnation, message.seq, message.heard, now_ns)
-        ping = self._pings.pong(incarnation, message, now_ns)
+    def pong(self, incarnation: int, message: Pong, read_ns: int) -> None:
+        """An answer, and when it was read: our own looks, while it lay there, are none of its."""
+        self.heartbeat.pong(incarnation, message.seq, message.heard, read_ns)
+        ping = self._pings.pong(incarnation, message, read_ns)
         if ping is not None:
             self._end(ping)
 
@@ -119,13 +119,15 @@ class Health:
         """
         for ping in self._pings.tick(now_ns):
             self._end(ping)
+        due = self.heartbeat.deadline()
+        hangs: list[Hang] = []
+        if due is None or now_ns >= due:
+            hangs = self._look(now_ns) + self._overdue(now_ns) + self._unreachable(now_ns)
         if now_ns >= self._ask_ns:
             self._ask_ns = now_ns + ns(self._timing.health)
+            # After the look: the Controller's thread, which sends and reads, would wait for it.
             self._ask_all()
-        due = self.heartbeat.deadline()
-        if due is not None and now_ns < due:
-            return []
-        return self._look(now_ns) + self._overdue(now_ns) + self._unreachable(now_ns)
+        return hangs
 
     def close(self) -> None:
         """Nobody will answer any more."""

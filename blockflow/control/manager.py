@@ -308,7 +308,7 @@ class Manager:
                 tasks = topology.tasks if topology is not None else ()
                 self.kpis.add(event.incarnation, life.name, message, time.time(), tasks)
         elif isinstance(message, Pong):
-            self._health.pong(event.incarnation, message, now)
+            self._health.pong(event.incarnation, message, event.read_ns)
         elif isinstance(message, RoutesApplied) and message.version == ROUTES_VERSION:
             order = self._unproved.pop(event.incarnation, None)
             if order is not None:

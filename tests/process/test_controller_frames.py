@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,11 @@ def test_what_goes_to_many_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> N
     _, pings = PingBook().begin({n: f"w#{n}" for n in MANY}, 0, 1)
     rounds = [[Send(n, table) for n in MANY] for table in tables]
     heard, all_there = set[int](), threading.Event()
+    began_ns, stamps = time.monotonic_ns(), list[int]()
 
     def deliver(event: Received) -> None:
         heard.add(event.incarnation)
+        stamps.append(event.read_ns)
         if len(heard) == len(MANY):
             all_there.set()
 
@@ -52,6 +55,8 @@ def test_what_goes_to_many_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> N
                 controller.admit(n)
                 socket.send(encode_control(Hello("worker", f"w#{n}", n, 1, "0")))
             assert all_there.wait(WAIT_S)
+            assert stamps == sorted(stamps)  # when each was read
+            assert began_ns < stamps[0] and stamps[-1] < time.monotonic_ns()
             for send in (*rounds[0], *pings, *rounds[1]):
                 controller.send(send.incarnation, send.message)
             wanted = [tables[0], pings[0].message, tables[1]]

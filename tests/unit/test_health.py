@@ -47,9 +47,11 @@ class Rig:
         self.works: list[Work] = []
         self.vitals = Vitals("S", 0, 0, False)
         self.closely: list[bool] = []
+        self.asked_by_then: list[int] = []
 
     def look(self, pid: int, *, every_thread: bool) -> Vitals:
         self.closely.append(every_thread)
+        self.asked_by_then.append(len(self.wire.pings))
         return self.vitals
 
     def life(self, name: str) -> Any:
@@ -98,6 +100,12 @@ def test_only_who_serves_is_asked_unless_somebody_wants_to_know(rig: Rig) -> Non
     rig.health.ask(None)
     assert len(rig.wire.pings) == 4
     assert rig.health.ask({"nobody"}).result(0).to_dict() == []
+
+
+def test_the_look_at_all_processes_is_over_when_they_are_asked(rig: Rig) -> None:
+    """It keeps the interpreter busy, and would count as theirs."""
+    rig.tick()
+    assert rig.asked_by_then == [0, 0, 0] and len(rig.wire.pings) == 3
 
 
 def test_who_asks_is_told_when_all_have_answered_or_died_or_were_late(rig: Rig) -> None:
@@ -200,5 +208,5 @@ def test_who_has_no_process_yet_or_is_told_to_end_is_not_judged(rig: Rig) -> Non
     rig.world.mute.add("b#0")
     rig.world.brain.crew.stop(b, rig.world.now)
     rig.tick()
-    assert rig.closely == [True]  # it owes an answer
     assert [i for i, *_ in rig.tick(TIMING.beat)] == [d.incarnation]
+    assert rig.closely == [False, True]  # it owes an answer by then

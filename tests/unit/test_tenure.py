@@ -115,7 +115,13 @@ def test_of_answers_and_figures_nothing_is_looked_for_in_the_journal() -> None:
     """Each look is at all processes, and each of them sends five such messages a second."""
     manager: Any = object.__new__(Manager)
     taken: list[object] = []
-    manager._health = SimpleNamespace(pong=lambda incarnation, message, now: taken.append(message))
+    at: list[int] = []
+
+    def pong(incarnation: int, message: Pong, read_ns: int) -> None:
+        taken.append(message)
+        at.append(read_ns)
+
+    manager._health = SimpleNamespace(pong=pong)
     manager.kpis = SimpleNamespace(add=lambda *of: taken.append(of[2]))
     life, topology = SimpleNamespace(name="w#0"), SimpleNamespace(tasks=())
     manager.brain = SimpleNamespace(
@@ -126,5 +132,6 @@ def test_of_answers_and_figures_nothing_is_looked_for_in_the_journal() -> None:
     manager._carry_out = lambda: taken.append("journal")
     told = [Pong(7, 1, "ready"), Stats(7, 1, [], {}), Drained(7)]
     for message in told:
-        manager._take(Received(7, message))
+        manager._take(Received(7, message, 5))
     assert taken == [*told, "journal"]
+    assert at == [5]  # when it was read, however long it lay there

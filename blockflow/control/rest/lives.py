@@ -56,7 +56,7 @@ def life() -> dict[str, Schema]:
         "warm_ms": number("its first runs, ms; 0 until it has made them"),
         "probe_ms": number("its readiness probe, ms; 0 until it has passed it"),
         "uptime_s": maybe(number("since it was ready, seconds; null before and when it has ended")),
-        "ping_ms": maybe(number("latest ping, round trip, ms; null without one")),
+        "ping_ms": maybe(number("latest ping, until its answer was read, ms; null without one")),
         "kpi_age_s": maybe(number("since its latest sample, seconds; null without one")),
         "process": maybe(ref("ProcessKpi", "its resources; null without a sample")),
     }
