@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Python looks for garbage while it ends, among the million objects that torch has made too.
     atexit.register(gc.freeze)
+    # The folders above a private one are made as the umask says; who may write to those has it too.
+    os.umask(os.umask(0o077) | 0o002)
     open_missing()
     escape_what_cannot_be_written()
     args = list(sys.argv[1:] if argv is None else argv)

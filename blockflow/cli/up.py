@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import signal
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,11 +191,16 @@ def up(
 
 
 def look_at(repository: Path) -> None:
-    """Complain if nothing can be served from there yet."""
+    """Complain if nothing can be served from there yet, or what anybody puts there."""
     from blockflow.control.disk import GLANCE_S, Disk
 
+    disk = Disk(repository)
     try:
-        if Disk(repository).is_there(GLANCE_S):
+        if disk.is_there(GLANCE_S):
+            with suppress(OSError):  # it is gone again
+                if disk.ask(repository.stat, GLANCE_S).st_mode & stat.S_IWOTH:
+                    text = f"anybody can write to {str(repository)!r}, and blocks are code that is "
+                    complain(f"{text}run: chmod o-w it; `blockflow doctor` looks at what is in it")
             return
         text = f"there is no folder {str(repository)!r} yet: export blocks into it, or give "
         complain(f"{text}another one by --repository")

@@ -171,6 +171,16 @@ def test_up_says_where_there_is_no_repository(
     assert complaint in told and bool(told) == bool(complaint)
 
 
+def test_up_says_that_anybody_may_put_code_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "GLANCE_S", 30.0)
+    tmp_path.chmod(0o777)
+    look_at(tmp_path)
+    told = capsys.readouterr().err
+    assert f"anybody can write to '{tmp_path}'" in told and "chmod o-w" in told
+
+
 def test_up_says_that_it_does_not_answer(
     silence: Silence, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

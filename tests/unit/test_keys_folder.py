@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from blockflow.cli.main import main
 from blockflow.core.errors import SystemError_
 from blockflow.tensormq.keys import KeyPair, Keyring
 from blockflow.tensormq.private_files import write_private
@@ -83,3 +86,16 @@ def test_the_hint_for_an_unfit_server_key_can_be_followed(ring: Keyring, kind: s
     assert e.value.hint.startswith("make one: blockflow keys init")
     ring.create()
     ring.server()
+
+
+@pytest.mark.parametrize(("mask", "above"), [(0, 0o775), (0o022, 0o755), (0o077, 0o700)])
+def test_nobody_may_write_to_the_folders_above_it(mask: int, above: int, tmp_path: Path) -> None:
+    """Who may puts another folder in its place. A umask of 0 is that of many a container."""
+    folder = tmp_path / "config" / "blockflow" / "keys"
+    before = os.umask(mask)
+    try:
+        assert main(["keys", "init", "--keys", str(folder)]) == 0
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(made.stat().st_mode) for made in (folder, *folder.parents[:2])]
+    assert modes == [0o700, above, above]
