@@ -118,7 +118,7 @@ class Manager:
         self.outcome: Outcome | None = None
         self._tenure = Tenure(ward, run_dir.path, store.warn)
         self.number = store.take_incarnation()
-        self._prober = Prober(run_dir.path, self.number, self._inbox.put)
+        self._prober = Prober(run_dir.path, self.number, self._inbox.put, settings.plain_links)
         self._unproved: dict[int, Prove] = {}
         self.controller = Controller(endpoint, self._inbox.put)
         self._health = Health(

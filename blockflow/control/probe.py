@@ -66,10 +66,18 @@ class Prober:
         run_dir: of the instance.
         incarnation: a number of its own; names its socket.
         report: takes the outcomes, in the Prober's thread.
+        plain_links: whether the instance has no key for its links.
     """
 
-    def __init__(self, run_dir: Path, incarnation: int, report: Callable[[Proved], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        incarnation: int,
+        report: Callable[[Proved], None],
+        plain_links: bool = False,
+    ) -> None:
         self._run_dir = run_dir
+        self._plain_links = plain_links
         self._incarnation = incarnation
         self._report = report
         self._count = 0
@@ -140,8 +148,8 @@ class Prober:
                     if order is None:
                         open_ = False
                     elif isinstance(order, Prove):
-                        tcp = order.endpoint.startswith("tcp:")
-                        self._begin(order, push, guard.lost() if tcp else None)
+                        keyed = order.endpoint.startswith("tcp:") and not self._plain_links
+                        self._begin(order, push, guard.lost() if keyed else None)
                     else:
                         self._drop(order, push)
                         self._consumer.peer_gone(order)

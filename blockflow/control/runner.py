@@ -287,7 +287,7 @@ def start_error(replica: Replica, crash: Crash) -> TopologyError:
     mend, error = "mend the block and send the update again", crash.error
     # Not the block's fault: the machine or the installation lacks something, or the block was asked
     # for what it cannot.
-    codes = ("UNSUPPORTED_ENGINE", "MISSING_EXTRA", "INTERNAL")
+    codes = ("UNSUPPORTED_ENGINE", "MISSING_EXTRA", "INTERNAL", "UNAUTHORIZED")
     if error is not None and error.hint and (crash.no_room or error.code in codes):
         mend = f"{error.hint}, then send the update again"
     elif crash.passing:

@@ -173,15 +173,16 @@ class LinkGuard:
         return self._keeper.protect(WORKERS, pair, lambda key: key == pair.public)
 
     def lost(self) -> SystemError_ | None:
-        """What keeps a process that has started just now from being reached by TCP, if its key is
-        not there any more: its links are plain, and those of all others are not."""
-        if self._pair is None or self._path.exists():
+        """What keeps a process that has started just now from being reached by TCP, if the key of
+        an instance that has one is not there any more: its links are plain, and those of all others
+        are not. This process may itself have started too late to read it."""
+        if self._path.exists():
             return None
         return SystemError_(
             "UNAUTHORIZED",
             "the key of the links between processes is gone: who starts now cannot be reached",
             where=str(self._path),
-            hint="end `blockflow up` and start it again; nobody but it removes files there",
+            hint="nobody but `blockflow up` removes files there: end it, and start it again",
         )
 
 

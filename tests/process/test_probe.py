@@ -205,13 +205,17 @@ def test_of_the_dead_nothing_is_reported(rig: Rig) -> None:
     assert rig.outcomes.empty()
 
 
-def test_who_has_no_key_because_it_is_gone_is_told_so(tmp_path: Path) -> None:
-    """Nobody would ever answer, and after a minute the worker would not have been ready in time."""
+@pytest.mark.parametrize("gone", ["then", "before"])
+def test_who_has_no_key_because_it_is_gone_is_told_so(gone: str, tmp_path: Path) -> None:
+    """Nobody would ever answer, and after a minute the worker would not have been ready in time.
+    Or only a Manager would be answered that has none itself, since it was gone before he came."""
     make_link_key(tmp_path)
     outcomes: queue.Queue[Proved] = queue.Queue()
+    if gone == "before":
+        (tmp_path / LINK_FILE).unlink()
     prober = Prober(tmp_path, PROBER, outcomes.put)
     prober.start()
-    (tmp_path / LINK_FILE).unlink()
+    (tmp_path / LINK_FILE).unlink(missing_ok=True)
     try:
         for incarnation, endpoint in ((8, f"ipc://{tmp_path}/8"), (9, "tcp://127.0.0.1:9")):
             prober.prove(Prove(incarnation, endpoint, "tensormq", ((11, BLOCK),)))

@@ -10,7 +10,7 @@ from control_rig import AB, TIMING, World
 
 from blockflow import __version__
 from blockflow.control.events import Exited, Kill, Launch, Prove, Proved, Received
-from blockflow.core.errors import BlockError
+from blockflow.core.errors import BlockError, SystemError_
 from blockflow.wire.control import Hello, StartFailed, Stop
 
 world = control_rig.world
@@ -41,6 +41,15 @@ def test_who_fails_its_probe_and_does_not_end_is_killed_for_that(world: World) -
     world.pass_time(1)
     assert Kill(a) in world.log and update.error is not None
     assert update.error.details["cause"]["code"] == "OUTPUT_MISMATCH"
+
+
+def test_of_what_is_no_blocks_fault_the_update_says_what_else_to_mend(world: World) -> None:
+    """The key of the links between processes is gone, say."""
+    hint = "end it, and start it again"
+    world.probe_fails["a#0"] = SystemError_("UNAUTHORIZED", "no key", hint=hint)
+    error = world.apply(["a"], {"t": ["a"]}).error
+    assert error is not None
+    assert error.hint == f"the old epoch keeps serving; {hint}, then send the update again"
 
 
 def test_a_kill_that_nobody_could_carry_out_is_ordered_again(world: World) -> None:
