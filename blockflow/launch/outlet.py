@@ -8,6 +8,7 @@ soon as something is taken again.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import select
@@ -148,10 +149,35 @@ def wait_for_nobody() -> None:
                 handler.setStream(outlet)
 
 
+class Present(io.TextIOBase):
+    """The standard error of the moment, whichever that is by then."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def follow_stderr() -> None:
+    """Let the handlers of libraries (each logger of torch has one) write to the standard error of
+    the process that logs. They keep the one that they were imported with: in a forked process that
+    has another one, which waits for no disk, they would wait for it all the same. For the parent:
+    looking through all loggers writes to pages that a fork shares."""
+    for logger in list(logging.Logger.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and _is_stderr(handler.stream):
+                handler.setStream(Present())
+
+
+def _is_stderr(stream: object) -> bool:
+    return stream is sys.stderr or stream is sys.__stderr__
+
+
 def leave_to_child() -> None:
     """In a forked process, before its descriptors are closed: what is the parent's own is given up.
-    Libraries keep the standard error that they were imported with (each logger of torch does), and
-    would write into whatever has got the number of that descriptor since."""
+    Libraries may keep the standard error that they were imported with, and would write into
+    whatever has got the number of that descriptor since."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, Outlet):

@@ -39,7 +39,7 @@ from blockflow.core.errors import BlockFlowError
 from blockflow.launch.child import Order, end, enter, resolve
 from blockflow.launch.environment import child_command
 from blockflow.launch.logs import set_level
-from blockflow.launch.outlet import wait_for_nobody
+from blockflow.launch.outlet import follow_stderr, wait_for_nobody
 from blockflow.launch.preload import few_collections, preload
 from blockflow.launch.process import (
     collect_own_child,
@@ -237,7 +237,8 @@ def _unsound() -> bool:
 
 def leave_to_children() -> None:
     """Collect once and leave what is here alone: a collection in a child would write to every
-    shared page."""
+    shared page. What was imported logs where a child does."""
+    follow_stderr()
     gc.collect()
     gc.freeze()
 
