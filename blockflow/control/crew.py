@@ -125,10 +125,15 @@ class Crew:
         return self.dispatcher is not None and self.dispatcher.state is State.READY
 
     def deadline(self) -> int | None:
-        """When :meth:`tick` has something to do."""
-        times = [life.deadline_ns for life in self.lives()]
-        times += [r.restart_at_ns for r in self.fleet]
-        times.append(self.dispatcher_restart_ns)
+        """When :meth:`tick` has something to do; asked twice a message of every process, so that no
+        generator takes a turn, and no list gets a place, for each of those that have no time."""
+        times = [self.dispatcher_restart_ns]
+        if (first := self.dispatcher) is not None and not first.reaped:
+            times.append(first.deadline_ns)
+        for replica in self.fleet.replicas:
+            life, restart_ns = replica.life, replica.restart_at_ns
+            if restart_ns is not None or life.deadline_ns is not None:
+                times += [restart_ns, None if life.reaped else life.deadline_ns]
         return min((t for t in times if t is not None), default=None)
 
     # --- doing ----------------------------------------------------------------------------------
