@@ -56,6 +56,12 @@ _CAUSES: Sequence[tuple[str, str]] = (
 )
 """What an exporter's message contains -> what the model does, and what helps."""
 
+_MADE_OF = re.compile(r"no attribute '(\w+_(?:g|v|u|orig)|parametrizations)'")
+"""What torch has beside a weight that is computed of it."""
+
+_UNSCRIPTED = "Parametrization is not working with scripting"
+"""What torch's own module says that such a weight was scripted with."""
+
 _SUGGESTED = re.compile(r"^\s*(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)$", re.MULTILINE)
 _ADVICE = re.compile(
     r"For more information, run with TORCH_LOGS=\S+|\nSuggested fixes:.*|\nThe error above .*",
@@ -79,6 +85,25 @@ def cause(e: Exception, spec: TensorSpec) -> str:
         if name in spec.dynamic or (name == ROWS and not lo and int(hi or MAX_ROWS) >= FEWEST_ROWS)
     ]
     return f"{hint}; it takes {' '.join(takes)}" if takes else hint
+
+
+def of_computed_weights(e: BaseException) -> str:
+    """A hint where a model fails since weights of it are computed of others; else ''. Those of a
+    model that is loaded by its name are computed once, and what they were computed of is gone."""
+    if _UNSCRIPTED in str(e):
+        return (
+            "torch scripts no weights that are computed of others: call torch.nn.utils.parametrize."
+            "remove_parametrizations(module, name) before torch.jit.script(), or export the model "
+            "unscripted"
+        )
+    asked = _MADE_OF.search(str(e)) if isinstance(e, AttributeError) else None
+    if asked is None:
+        return ""
+    return (
+        "weights that are computed of others (weight norm, spectral norm, parametrizations) are "
+        f"computed once, after which there is no {asked[1]!r}: let the forward read the weight, or "
+        "export from Python (docs/blocks.md), where a model stays as it is"
+    )
 
 
 def reason(e: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from blockflow.core.guess import Guesses
 from blockflow.core.model import Padding, TensorSpec
 from blockflow.core.scarcity import no_room
 from blockflow.core.text import a_kind
+from blockflow.repository.causes import of_computed_weights
 from blockflow.repository.probe import told_of
 from blockflow.repository.weights import load_weights
 from blockflow.repository.zoo.catalog import ZOO
@@ -31,9 +31,6 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _FLAT = "put modules that run one after another side by side into one nn.Sequential"
 _LONE_ROW = "more than 1 value per channel"
 """What a batch norm that takes the batch's statistics says of one row."""
-
-_MADE_OF = re.compile(r"no attribute '(\w+_(?:g|v|u|orig)|parametrizations)'")
-"""What torch has beside a weight that is computed of it."""
 
 _INSTALLED = "is it installed, or in this folder?"
 
@@ -194,7 +191,7 @@ def model_errors(loaded: LoadedModel, x: Tensor) -> Iterator[None]:
             or in_train_mode(loaded.module)
             or (batch_norms(loaded.module) if _LONE_ROW in str(e) else "")
             or _out_of_a_table(e, x)
-            or _settled_away(e)
+            or of_computed_weights(e)
             or "check --input and --range against the model's forward, which has to take one "
             "tensor of any number of rows",
         ) from e
@@ -207,18 +204,6 @@ def _out_of_a_table(e: BaseException, x: Tensor) -> str:
     if x.is_floating_point():
         return told_of(x) + ": indices that are made of them need a clamp() in the model"
     return told_of(x) + ": they have to be indices that the model has an entry for"
-
-
-def _settled_away(e: BaseException) -> str:
-    """A hint where the model asks for what :func:`_settle_weights` has taken away; else ''."""
-    asked = _MADE_OF.search(str(e)) if isinstance(e, AttributeError) else None
-    if asked is None:
-        return ""
-    return (
-        "weights that are computed of others (weight norm, spectral norm, parametrizations) are "
-        f"computed once, after which there is no {asked[1]!r}: let the forward read the weight, or "
-        "export from Python (docs/blocks.md), where a model stays as it is"
-    )
 
 
 def in_train_mode(module: nn.Module) -> str:

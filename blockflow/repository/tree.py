@@ -126,9 +126,13 @@ def _instead(path: str, module: nn.Module, runs: int) -> str:
 
 
 def _watch(module: nn.Module, name: str, call: Call) -> list[Any]:
+    autocast = torch.is_autocast_enabled("cpu")
+
     def before(_m: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         call.runs += 1
-        if named:
+        if torch.is_autocast_enabled("cpu") is not autocast:
+            call.odd = "is called under the model's torch.autocast"  # it alone would compute else
+        elif named:
             call.odd = f"is called with {', '.join(named)} by keyword"
         elif len(args) != 1:
             call.odd = f"is called with {len(args)} arguments"

@@ -108,6 +108,21 @@ def test_what_is_written_between_blocks_is_in_one(
             torch.testing.assert_close(run(repo, path, x), wanted)
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_blocks_called_under_autocast_are_refused(repo: BlockRepository, hidden: bool) -> None:
+    """Alone they would compute with other numbers: that, and no other cause, is told."""
+
+    def under(m: Any, x: Tensor) -> Any:
+        if hidden and x.sum() > 1e9:  # nothing traces that
+            x = x + 1
+        with torch.autocast("cpu", torch.bfloat16):
+            y = m.trunk(x)
+            return m.a(y), m.b(y)
+
+    error = refused(repo, under, **BLOCKS)
+    assert "torch.autocast" in error.message
+
+
 def test_what_no_trace_holds_is_refused(repo: BlockRepository) -> None:
     with pytest.raises(ExportError) as e:
         tree(repo, clamps_unseen)

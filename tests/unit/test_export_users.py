@@ -122,6 +122,18 @@ def test_what_a_weight_was_computed_of_is_gone(repo: BlockRepository, asked: str
     assert asked in hint and "let the forward read the weight" in hint
 
 
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+def test_a_computed_weight_that_was_scripted_says_what_to_do(repo: BlockRepository) -> None:
+    linear = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(linear, "weight", Symmetric())
+    hint = refused(torch.jit.script(linear.eval()), repo).hint
+    assert "remove_parametrizations" in hint and "unscripted" in hint
+
+
 def test_torchs_own_operators_are_known(launcher: Launcher, tmp_path: Path) -> None:
     """All that this torch registers, where nothing but templates' imports was: tests do more."""
     report, log = tmp_path / "report", tmp_path / "log"
