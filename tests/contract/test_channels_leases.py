@@ -83,13 +83,13 @@ def test_exhausted_is_none_until_something_is_released(way: Way, scarce: str) ->
     if scarce == "slots":
         producer, consumer = way.producer(MIB, slots=2), way.consumer()
     else:
-        producer, consumer = way.producer(16 * KIB, slots=8), way.consumer()
-    held = [reserved(producer, (8 * KIB,)) for _ in range(2)]
-    assert producer.reserve("uint8", (8 * KIB,)) is None
+        producer, consumer = way.producer(128 * KIB, slots=8), way.consumer()
+    held = [reserved(producer, (64 * KIB,)) for _ in range(2)]
+    assert producer.reserve("uint8", (64 * KIB,)) is None
     assert producer.usage().stalls == 1
     got = consumer.open(*carry(producer.publish(held.pop(), [21])[0]))
     got.release()
-    assert producer.reserve("uint8", (8 * KIB,)) is not None
+    assert producer.reserve("uint8", (64 * KIB,)) is not None
     assert producer.usage().stalls == 1
 
 

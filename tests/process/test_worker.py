@@ -187,9 +187,9 @@ def test_a_stage_that_is_not_there(rig: Rig) -> None:
 
 
 def test_tensor_too_large_for_the_arena(rig: Rig) -> None:
-    rig.start(11, {1: echo(rig, "e1")}, arena_bytes=4096)
+    rig.start(11, {1: echo(rig, "e1")}, arena_bytes=1 << 16)
     rig.publish()
-    rig.send(some(2000), [1])
+    rig.send(some(5000), [1])
     assert rig.failure().error.code == "TOO_LARGE"
     rig.send(some(2), [1])
     rig.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -51,10 +52,10 @@ def test_an_idle_arena_takes_its_minimum_and_a_used_one_its_high_water(
     assert arena.committed == 256 * KIB, "growth is in steps"
     assert allocated(path) == data_offset(4) + 256 * KIB
     arena.commit(3 * MIB + 1)
-    assert arena.committed == 3 * MIB + 4 * KIB
+    assert arena.committed == 3 * MIB + mmap.PAGESIZE
     assert allocated(path) == data_offset(4) + arena.committed
     arena.commit(MIB)
-    assert arena.committed == 3 * MIB + 4 * KIB
+    assert arena.committed == 3 * MIB + mmap.PAGESIZE
     arena.commit(8 * MIB)
     assert arena.committed == arena.capacity == 8 * MIB
     with pytest.raises(ValueError):
@@ -64,7 +65,7 @@ def test_an_idle_arena_takes_its_minimum_and_a_used_one_its_high_water(
 def test_where_a_whole_step_finds_no_room_what_is_needed_may(
     run_dir: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, most = os.posix_fallocate, arena.committed + 8 * KIB
+    real, most = os.posix_fallocate, arena.committed + 2 * mmap.PAGESIZE
 
     def full(fd: int, offset: int, length: int) -> None:
         if offset + length > data_offset(4) + most:

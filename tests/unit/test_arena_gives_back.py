@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from refusals_rig import no_room
 
 from blockflow.core.errors import SystemError_, WireError
+from blockflow.tensormq import arena
 from blockflow.tensormq.arena import Arena, ArenaReader, arena_path, data_offset
 from blockflow.tensormq.channel import OutBuffer
 from blockflow.tensormq.ebb import SCARCE_NS, WINDOW_NS
@@ -150,18 +152,46 @@ def test_a_reader_maps_no_more_than_the_tensor_that_it_took(
 ) -> None:
     """Its look at the mark may be older than the owner's giving back: what it maps beyond its
     tensor would be allocated once more, and nobody would count it."""
-    small = reserve(producer, 300 * KIB)
+    small = reserve(producer, 320 * KIB)
     producer.hold(small)
     (sent,) = producer.publish(small, [READER])
     producer.discard(reserve(producer, 32 * MIB))
     reader = ArenaReader.open(run_dir, ME)
     handle = sent.desc.handle
     assert handle is not None
-    assert reader.view(handle.offset, 300 * KIB) is not None
+    assert reader.view(handle.offset, 320 * KIB) is not None
     windows(producer)  # at this very moment
     assert reader.take(handle.slot, handle.lane, handle.generation)
-    reader.map_ahead(handle.offset + 300 * KIB)
-    assert taken(run_dir) == producer.usage().committed == 300 * KIB
+    reader.map_ahead(handle.offset + 320 * KIB)
+    assert taken(run_dir) == producer.usage().committed == 320 * KIB
+
+
+class LargePages(mmap.mmap):
+    """As a kernel with pages of 64 KiB has it, which many of ARM's machines run."""
+
+    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+        if start % (64 * KIB):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        super().madvise(option, start, -(-length // (64 * KIB)) * 64 * KIB)
+
+
+def test_where_pages_are_larger_they_are_given_back_whole(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors begin every 4 KiB there, too: one may end, and the next begin, within a page."""
+    monkeypatch.setattr(arena, "_PAGE", 64 * KIB)
+    monkeypatch.setattr(mmap, "mmap", LargePages)
+    producer = ShmProducer(Arena.create(run_dir, ME, 64 * MIB, SLOTS, warm_bytes=64 * KIB))
+    consumer = ShmConsumer(run_dir)
+    kept = [reserve(producer, 300 * KIB, fill) for fill in (b"a", b"b")]
+    opened = [consumer.open(producer.publish(k, [READER])[0].desc, None) for k in kept]
+    for _ in range(2):
+        producer.discard(reserve(producer, 16 * MIB, b"c"))
+        windows(producer)
+        assert taken(run_dir) == producer.usage().committed == 640 * KIB
+        assert [bytes(o.memory) for o in opened] == [b"a" * (300 * KIB), b"b" * (300 * KIB)]
+    consumer.close()
+    producer.close()
 
 
 def test_a_device_may_have_page_locked_it(run_dir: Path, producer: ShmProducer) -> None:

@@ -11,6 +11,7 @@ import torch
 from scheduler_rig import ticket
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.arena import Arena
 from blockflow.tensormq.channel import Consumer, Payload
 from blockflow.tensormq.cuda_device import CudaDevice
@@ -23,7 +24,7 @@ from tests import sockets_rig
 
 OWNER, READER, OTHER = 5, 6, 7
 SLOTS = 8
-DIMS = (1, 1024)
+DIMS = (1, 16 * 1024)  # 64 KiB: a page, or whole pages, on every machine
 
 run_dir = sockets_rig.run_dir
 
@@ -193,15 +194,14 @@ def test_without_memory_for_a_copy_it_stays_where_it_is(trunk: Trunk) -> None:
 
 
 def test_where_bytes_run_out_before_slots_they_count(run_dir: Path) -> None:
-    page = 4096
-    trunk = Trunk(run_dir, 8 * page)
+    trunk = Trunk(run_dir, 8 * tensor_bytes("float32", DIMS))
     trunk.producer.tell_readers(2)
     for _ in range(2):
         payload = trunk.send()
         assert payload is not None
     buffer = trunk.consumer.open(payload.desc, None)
-    # Of eight pages the last four may be gaps: with two in use, half of the slots are as good as
-    # taken.
+    # Of room for eight the last half may be gaps: with two in use, half of the slots are as good
+    # as taken.
     assert buffer.spare() == SLOTS - 4 - 1
     buffer.release()
     assert buffer.spare() is None
