@@ -15,6 +15,7 @@ from typing import Any
 
 from blockflow.control.documents import LaterFormat, read_sealed, seal
 from blockflow.control.stored import FORMAT, StoredState
+from blockflow.core.scarcity import is_scarcity
 
 CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
@@ -38,7 +39,8 @@ def latest_generation(
 
     Args:
         root: the state folder.
-        strict: a file that is there and cannot be read raises OSError.
+        strict: a file that is there and cannot be read raises OSError. One that there is no room
+            (a descriptor, memory) to read always does: soon there is, and it is whole.
     """
     found: dict[str, str] = {}
     foreign = False
@@ -55,7 +57,7 @@ def latest_generation(
         except ValueError as e:
             found[name] = str(e) or type(e).__name__
         except OSError as e:
-            if strict and e.errno not in _NO_FILE:
+            if is_scarcity(e) or (strict and e.errno not in _NO_FILE):
                 raise
             found[name] = e.strerror or type(e).__name__
     return None, found

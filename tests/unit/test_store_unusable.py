@@ -14,6 +14,7 @@ from blockflow.control import generations
 from blockflow.control.pending import PENDING
 from blockflow.control.store import CURRENT, StateStore
 from blockflow.core.errors import SystemError_
+from blockflow.launch.ward import awaited
 
 
 def _fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
@@ -57,6 +58,23 @@ def test_a_successor_goes_on_without_it_and_keeps_it(
         assert store.state.epoch == 1 and "Input/output error" in store.warning
         store.commit(5, {}, TOPOLOGY)
     assert (tmp_path / f"discarded-1-{CURRENT}").read_bytes() == intact
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_for_want_of_room_a_successor_goes_back_to_no_former_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The file is whole, and the next successor finds room: its guardian tries again."""
+    filled(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        _fails(patch, CURRENT, number)
+        with pytest.raises(SystemError_) as e:
+            StateStore(tmp_path, succeeds=True)
+    assert os.strerror(number) in e.value.message and awaited(e.value)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    with StateStore(tmp_path, succeeds=True) as store:
+        assert (store.state.epoch, store.warning) == (2, "")
 
 
 def test_a_broken_state_is_kept_beside_what_takes_its_place(tmp_path: Path) -> None:
