@@ -55,8 +55,7 @@ ADOPTIONS = 2
 _AGAIN_S = 1.0  # between two tries to start a successor that the machine has no room for
 _LEAVE_S = 2.0  # after the lifeline is cut, before who does not end by itself is killed
 _KILL_S = 5.0
-_STOP_S = 60.0
-"""A Manager that was told to end has this long, with all that it ends."""
+_STOP_S = 60.0  # for a Manager that was told to end, with all that it ends
 
 
 class Guardian:
@@ -71,7 +70,7 @@ class Guardian:
         self._pid = os.getpid()
         self._ledger = RestartLedger(MANAGER_POLICY)
         self._kills = KillWatch()
-        self._kept: dict[str, Kept] = {}
+        self._kept, self._seen = dict[str, Kept](), dict[int, int]()
         self._reaped = Reaped()  # also those of whom no Manager came to read
         self._manager = self._client_port = self._began_ns = 0
         self._served = False  # some Manager was
@@ -390,10 +389,11 @@ class Guardian:
         self._reap()  # who had died by the last look was none of them any more
 
     def _ours(self) -> dict[int, int]:
-        """What Managers have started, and one that lives: number -> start time. Other children may
-        have been there before, or be orphans of somebody else's that were left to this process."""
-        ours = descendants(self._pid, self._run_dir.path)
-        return ours | ({self._manager: start_time(self._manager)} if self._manager else {})
+        """What Managers have started, and one that lives, as last seen: number -> start time. Other
+        children may have been there before, or be orphans of others, left to this process."""
+        with suppress(OSError):  # no room for a look: there is another one soon
+            self._seen = descendants(self._pid, self._run_dir.path)
+        return self._seen | ({self._manager: start_time(self._manager)} if self._manager else {})
 
     def _drop(self, name: str) -> None:
         if kept := self._kept.pop(name, None):

@@ -134,10 +134,15 @@ class RunDir:
         self._lock_fd = -1
 
     def remove(self) -> None:
-        """Remove the directory, then let go of the lock. Idempotent."""
+        """Remove the directory, then let go of the lock. Idempotent. What cannot be removed is told
+        and left to the next start's sweep: the end of a system has more to do."""
         if self._lock_fd < 0:
             return
-        _remove_tree(self.path)
+        try:
+            _remove_tree(self.path)
+        except OSError as exc:
+            text = "%s cannot be removed: %s; the next start below %s does that"
+            _log.error(text, self.path, exc.strerror, self.path.parent)
         os.close(self._lock_fd)
         self._lock_fd = -1
         for root in self.goes_with()[1:]:
@@ -251,7 +256,7 @@ def _sweep_one(path: Path) -> bool:
 
 def _remove_tree(path: Path) -> None:
     """Remove a run directory, its lock file last: the next sweep finishes a killed one."""
-    for _ in range(_PASSES):
+    for left in reversed(range(_PASSES)):
         try:
             _empty(path)
             (path / LOCK_NAME).unlink(missing_ok=True)
@@ -259,11 +264,11 @@ def _remove_tree(path: Path) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError as exc:
-            if exc.errno != errno.ENOTEMPTY:
+        except OSError:
+            # A process that is about to die has made another file, or there was no memory or
+            # descriptor for a look: once more.
+            if not left:
                 raise
-            # A process that is about to die has made another file: once more.
-    raise OSError(errno.ENOTEMPTY, "files keep appearing", str(path))
 
 
 def _empty(path: Path) -> None:
