@@ -39,7 +39,16 @@ than it is where the kernel looks for whom to kill."""
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _OOM_MOST = 1000
 
-_SCARCE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+_SCARCE = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,  # the message with the order to launch
+        errno.ETOOMANYREFS,  # the descriptor in it
+    }
+)
 
 _FORBIDDEN = "`blockflow doctor` says which call the kernel or a seccomp profile forbids"
 _HINTS = {errno.ENOSYS: _FORBIDDEN, errno.EPERM: _FORBIDDEN}

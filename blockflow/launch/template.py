@@ -59,6 +59,15 @@ _ORPHAN_GRACE_S = 1.0
 _DYING_S = 1.0
 """How far apart the ends of a killed manager's descriptors may be seen."""
 
+_NO_ROOM = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+"""What a message fails with for which the kernel has no memory just now, or no room for another
+descriptor under way."""
+
+_ROOM_S = 1.0
+"""So long a message is tried again: for less than the launcher waits for one."""
+
+_AGAIN_S = 0.01
+
 
 class Template:
     """Single-threaded by design; ``run`` returns when the launcher or the control plane is gone.
@@ -157,14 +166,17 @@ class Template:
                     os._exit(0)
                 enter(order, self._lifeline)
             # Opened before the child can be reaped: the number cannot have been reused.
+            pidfd = -1
             try:
                 pidfd = os.pidfd_open(pid)
+                self._selector.register(pidfd, selectors.EVENT_READ)
             except OSError:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+                if pidfd >= 0:
+                    os.close(pidfd)
                 raise
             self._children[pidfd] = (serial, pid)
-            self._selector.register(pidfd, selectors.EVENT_READ)
             if self._send(["launched", serial, pid], [pidfd]):
                 with suppress(BrokenPipeError):  # it has been killed
                     os.write(tell, b".")
@@ -182,12 +194,21 @@ class Template:
         self._send(["exited", serial, status, pid])
 
     def _send(self, message: list[Any], fds: list[int] | None = None) -> bool:
-        """Whether it has left; if not, the launcher is gone, and the next select says so."""
-        try:
-            socket.send_fds(self._control, [encode(message)], fds or [])
-        except OSError:
-            return False
-        return True
+        """Whether it has left; if not, the launcher is gone, and the next select says so.
+
+        What there is no room for is tried again: who waits for it would take this process for one
+        that hangs, or never learn how a child has ended.
+        """
+        end = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                socket.send_fds(self._control, [encode(message)], fds or [])
+            except OSError as exc:
+                if exc.errno not in _NO_ROOM or time.monotonic() >= end:
+                    return False
+                time.sleep(_AGAIN_S)
+            else:
+                return True
 
     def _end(self, grace_s: float) -> None:
         """Let the children go by themselves for ``grace_s``, kill and reap the rest."""
