@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -152,3 +154,22 @@ def test_what_nobody_took_is_given_up_with_the_connection(monkeypatch: pytest.Mo
     ours.close()
     writer.close()
     assert writer.closed
+
+
+def test_a_connection_that_there_is_no_room_for_is_not_tried_for_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on waiting at the door, and every look finds it: that would keep a core busy."""
+
+    def accept(_door: Any) -> Any:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(connections.wsgi.Server, "prepare", lambda _: None)
+    slept: list[float] = []
+    monkeypatch.setattr(connections, "time", SimpleNamespace(sleep=slept.append), raising=False)
+    server: Any = Server()
+    server._connections._from_server_socket = accept
+    server.prepare()
+    with pytest.raises(OSError, match="Too many open files"):
+        server._connections._from_server_socket(None)
+    assert slept == [0.1]

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 import resource
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from cheroot import wsgi
@@ -25,6 +28,8 @@ from blockflow.control.rest.request import StrictRequest
 MAX_CONNECTIONS = 512
 _SHARE_OF_DESCRIPTORS = 8
 _FEWEST = 4
+_AGAIN_S = 0.1
+"""Between two tries to take a connection that there is no descriptor or memory for."""
 
 
 class _Connection(HTTPConnection):
@@ -71,6 +76,8 @@ class PatientServer(wsgi.Server):
             for _ in range(self.requests.min):
                 self.requests.put(_SHUTDOWNREQUEST)
             raise
+        accept = self._connections._from_server_socket
+        self._connections._from_server_socket = partial(_accepted, accept)
 
     def allowance(self) -> float:
         """Seconds that a request may take to arrive at present, or its answer to be taken."""
@@ -102,6 +109,16 @@ class PatientServer(wsgi.Server):
         oldest.last_used = math.inf
         with suppress(OSError):
             oldest.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _accepted(accept: Callable[[Any], Any], listener: Any) -> Any:
+    """A new connection. One that cannot be taken goes on waiting at the door, and the server would
+    try for it again without a pause, as long as there is no room."""
+    try:
+        return accept(listener)
+    except OSError:
+        time.sleep(_AGAIN_S)
+        raise
 
 
 def most_connections(descriptors: int) -> int:
