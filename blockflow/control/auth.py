@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import is_scarcity
 from blockflow.tensormq.private_files import read_private, unfit
 
 MIN_TOKEN_BYTES = 32
@@ -47,7 +48,8 @@ def _nobody(token: bytes) -> None: ...
 
 class TokenAuth:
     """Bearer token from a private file, also from what takes its place: the file is looked at for
-    each request. One that is away or unfit changes nothing.
+    each request. One that is away or unfit changes nothing; one that there is no room to read (a
+    descriptor, memory) is read for the next request: the token in force may have been revoked.
 
     Args:
         path: a file of this user, mode 0600, with at least 32 bytes of secret, one word of ASCII.
@@ -70,7 +72,8 @@ class TokenAuth:
             tell(self._token)
         else:
             self._token = in_force
-            self._take()
+            if not self._take():
+                self._seen = None
 
     def _heed(self) -> None:
         """Take what has changed in the file."""
@@ -78,20 +81,21 @@ class TokenAuth:
         if seen == self._seen:
             return
         with self._lock:
-            if seen != self._seen:  # else another thread was first
+            if seen != self._seen and self._take():  # else another thread was first
                 self._seen = seen
-                self._take()
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """Whether the file has said what it has to say; False: there was no room to read it."""
         try:
             token = read_token(self._path)
         except SystemError_ as e:
             log.warning("%s; the token that was in force stays so", e)
-            return
+            return not is_scarcity(e)
         if token != self._token:
             self._token = token
             log.info("the token of REST is another one from now on: its file has changed")
             self._tell(token)
+        return True
 
     def check(self, header: str | None) -> None:
         """Check an ``Authorization`` header in constant time.

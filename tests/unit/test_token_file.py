@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blockflow.control.auth import TokenAuth
 from blockflow.control.exposure import check_exposure
 from blockflow.control.kept_secrets import KeptSecrets
+from blockflow.control.rest import tls
+from blockflow.control.rest.tls import Certificate
 from blockflow.control.settings import ControlSettings
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.ward import Kept, Line, Ward
 from blockflow.tensormq.keys import SERVER_FILE, Keyring
 from blockflow.tensormq.private_files import write_private
@@ -97,6 +101,62 @@ def test_a_token_in_force_needs_no_file_but_one_that_is_there_counts(tmp_path: P
     for in_force in (OLD, NEW):
         TokenAuth(path, in_force, told.append).check(bearer(NEW))
         assert told == [NEW]
+
+
+@pytest.mark.parametrize("in_force", [None, OLD])
+def test_a_token_that_there_is_no_room_to_read_is_read_for_the_next_request(
+    in_force: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former one may have been revoked."""
+    path, real, fails = tmp_path / "token", os.open, [errno.EMFILE]
+
+    def opens(opened: Path, *more: Any) -> int:
+        if opened == path and fails:
+            raise OSError(fails[0], os.strerror(fails.pop()), str(opened))
+        return real(opened, *more)
+
+    if in_force is None:
+        write_private(path, OLD)
+        auth = TokenAuth(path)
+        renamed(path, NEW)
+        monkeypatch.setattr("os.open", opens)
+        auth.check(bearer(OLD))
+    else:  # a successor's
+        write_private(path, NEW)
+        monkeypatch.setattr("os.open", opens)
+        auth = TokenAuth(path, in_force)
+    assert not fails
+    with refused():
+        auth.check(bearer(OLD))
+    auth.check(bearer(NEW))
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_certificate_that_there_is_no_room_to_read_is_read_for_the_next_connection(
+    inherited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former one will expire."""
+    files = tmp_path / "rest.pem", tmp_path / "rest.key"
+    contexts: list[Any] = ["new", SystemError_("NO_SPACE", "no descriptor"), "old"]
+
+    def context(*_: Path) -> Any:
+        if isinstance(found := contexts.pop(), SystemError_):
+            raise found
+        return found
+
+    def told(of: Certificate) -> Any:
+        return of.context()
+
+    monkeypatch.setattr(tls, "tls_context", context)
+    for path in files:
+        path.touch()
+    if inherited:
+        made = Certificate(*files, contexts.pop())
+    else:
+        made = Certificate(*files)
+        files[0].write_text("renewed")
+        assert told(made) == "old"
+    assert [told(made) for _ in range(2)] == ["new", "new"] and contexts == []
 
 
 # --- what a successor has of it -------------------------------------------------------------------

@@ -22,6 +22,7 @@ from cheroot.ssl import Adapter
 
 from blockflow.control.auth import looks
 from blockflow.core.errors import BlockFlowError, RequestError
+from blockflow.core.scarcity import is_scarcity
 from blockflow.tensormq.private_files import read_private
 
 _MAX_KEY_BYTES = 64 * 1024
@@ -71,7 +72,8 @@ def _nobody() -> None: ...
 class Certificate:
     """A certificate and its key, also what takes their place: the files are looked at for each
     connection. Connections that there are keep theirs. Files that are away, unfit or not a pair (of
-    which one is renewed, and the other not yet) change nothing.
+    which one is renewed, and the other not yet) change nothing; those that there is no room to read
+    (a descriptor, memory) are read for the next connection: the one in force may expire soon.
 
     Args:
         certificate, key: as of :func:`tls_context`.
@@ -98,25 +100,27 @@ class Certificate:
             tell()
         else:
             self._context = in_force
-            self._take()
+            if not self._take():
+                self._seen = []
 
     def context(self) -> ssl.SSLContext:
         """That of a connection that is made now."""
         if self._look() != self._seen:
             with self._lock:
-                seen = self._look()
-                if seen != self._seen:  # else another thread was first
+                seen, before = self._look(), self._context
+                if seen != self._seen and self._take():  # else another thread was first
                     self._seen = seen
-                    if self._take():
-                        log.info("the certificate of REST is another one from now on")
+                if self._context is not before:
+                    log.info("the certificate of REST is another one from now on")
         return self._context
 
     def _take(self) -> bool:
+        """Whether the files have said what they have to say; False: there was no room to read."""
         try:
             self._context = tls_context(*self._files)
         except BlockFlowError as e:
             log.warning("%s; the certificate that was in force stays so", e)
-            return False
+            return not is_scarcity(e)
         self._tell()
         return True
 
