@@ -49,6 +49,7 @@ from blockflow.launch.process import (
     set_process_name,
     thread_count,
 )
+from blockflow.launch.sending import sent
 from blockflow.wire.codec import decode, encode
 
 _LOG = logging.getLogger("blockflow.launch")
@@ -58,15 +59,6 @@ _ORPHAN_GRACE_S = 1.0
 
 _DYING_S = 1.0
 """How far apart the ends of a killed manager's descriptors may be seen."""
-
-_NO_ROOM = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
-"""What a message fails with for which the kernel has no memory just now, or no room for another
-descriptor under way."""
-
-_ROOM_S = 1.0
-"""So long a message is tried again: for less than the launcher waits for one."""
-
-_AGAIN_S = 0.01
 
 
 class Template:
@@ -194,21 +186,9 @@ class Template:
         self._send(["exited", serial, status, pid])
 
     def _send(self, message: list[Any], fds: list[int] | None = None) -> bool:
-        """Whether it has left; if not, the launcher is gone, and the next select says so.
-
-        What there is no room for is tried again: who waits for it would take this process for one
-        that hangs, or never learn how a child has ended.
-        """
-        end = time.monotonic() + _ROOM_S
-        while True:
-            try:
-                socket.send_fds(self._control, [encode(message)], fds or [])
-            except OSError as exc:
-                if exc.errno not in _NO_ROOM or time.monotonic() >= end:
-                    return False
-                time.sleep(_AGAIN_S)
-            else:
-                return True
+        """Whether it has left; if not, the launcher is gone, and the next select says so. (One that
+        waits for it in vain would take this process for one that hangs.)"""
+        return sent(lambda: socket.send_fds(self._control, [encode(message)], fds or []))
 
     def _end(self, grace_s: float) -> None:
         """Let the children go by themselves for ``grace_s``, kill and reap the rest."""

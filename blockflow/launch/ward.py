@@ -18,7 +18,6 @@ import socket
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from typing import Any
 from blockflow.core.errors import BlockFlowError
 from blockflow.core.scarcity import is_away
 from blockflow.launch.process import readable, start_time
+from blockflow.launch.sending import sent
 from blockflow.wire.codec import decode, encode
 
 TEMPLATE = "template"
@@ -186,8 +186,7 @@ class Line:
     def _tell(self, message: list[Any], fds: Sequence[int] = ()) -> None:
         # Not socket.send_fds, which takes flags and forgets them: nobody shall ever wait here.
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-        with suppress(OSError):  # the other side is gone, or does not read
-            self._end.sendmsg([encode(message)], rights, socket.MSG_DONTWAIT)
+        sent(lambda: self._end.sendmsg([encode(message)], rights, socket.MSG_DONTWAIT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,11 @@ def said(it: Any) -> Any:
     return [*decode(data, max_bytes=limits.MAX_CONTROL_BYTES, what="message"), len(fds)]
 
 
-@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
 def test_an_answer_for_which_there_is_no_room_at_once_leaves_a_moment_later(
-    it: Any, monkeypatch: pytest.MonkeyPatch, number: int
+    it: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher would wait for it in vain, and then end a sound template."""
-    real, fails = socket.send_fds, [number, number]
+    real, fails = socket.send_fds, [errno.ENOBUFS]
 
     def send(*given: Any) -> int:
         if fails:
@@ -73,26 +72,9 @@ def test_an_answer_for_which_there_is_no_room_at_once_leaves_a_moment_later(
         return real(*given)
 
     monkeypatch.setattr(template.socket, "send_fds", send)
-    monkeypatch.setattr(template.time, "sleep", it.done.append)
     it._launch(7, ORDER)
-    assert said(it) == ["launched", 7, PID, 1] and len(it.done) == 2
+    assert said(it) == ["launched", 7, PID, 1] and not fails
     assert [*it._children.values()] == [(7, PID)]
-
-
-def test_who_is_gone_is_told_nothing_again_and_want_of_room_ends(
-    it: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = iter(range(100))
-    monkeypatch.setattr(template.time, "monotonic", lambda: next(now) / 10)
-    monkeypatch.setattr(template.time, "sleep", it.done.append)
-    answers = iter([errno.EPIPE] + [errno.ENOBUFS] * 10)
-
-    def send(*_: Any) -> int:
-        raise OSError(next(answers), "not sent")
-
-    monkeypatch.setattr(template.socket, "send_fds", send)
-    assert not it._send(["ready"]) and not it._send(["ready"])
-    assert next(answers, 0) == 0 and len(it.done) == 9
 
 
 def test_a_child_that_cannot_be_watched_is_ended_and_not_kept(it: Any) -> None:
