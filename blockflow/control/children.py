@@ -239,11 +239,13 @@ class Children:
             status = child.poll()
             if status is None:
                 continue
+            # What may fail comes before, or after: nobody would tell this death once more.
+            said = self._logs.tail(log_path)
             self._poll.unregister(fd)
             del self._by_fd[fd], self._children[incarnation]
-            child.close()
             self._told.append(incarnation)
-            yield Exited(incarnation, status, self._logs.tail(log_path))
+            yield Exited(incarnation, status, said)
+            child.close()
             if log_path:
                 self._logs.closed(log_path, status)
 

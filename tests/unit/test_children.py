@@ -375,3 +375,26 @@ def test_who_has_ended_is_told_once_and_watched_no_more(
         os.fstat(ended)  # it was given back
     children.kill(Kill(1))
     assert list(children.reap(ready)) == []
+
+
+def test_what_fails_beside_a_death_does_not_keep_it_from_being_told(
+    launcher: Slow, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would replace the process, which everybody takes for one that serves."""
+    ended = os.open(os.devnull, os.O_RDONLY)
+
+    def close() -> None:
+        os.close(ended)
+        raise OSError(errno.EIO, "closed")
+
+    child = SimpleNamespace(pid=1, pidfd=ended, poll=lambda: -9, close=close)
+    monkeypatch.setattr(launcher, "adopt", lambda *_: child)
+    children.adopt(cast(Life, SimpleNamespace(name="w", incarnation=1, pid=1, started=0)), "")
+    monkeypatch.setattr(children._logs, "tail", lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        list(children.reap([ended]))
+    monkeypatch.undo()
+    told = list[Exited]()
+    with pytest.raises(OSError, match="closed"):
+        told.extend(children.reap([ended]))
+    assert told == [Exited(1, -9)] and list(children.reap([ended])) == []
