@@ -91,18 +91,14 @@ class StatsThread:
         usage = self._usage()
         if not self._worth_telling(figures, usage, now):
             return
-        try:
-            process = sampler.sample(
-                now,
-                arena_bytes=usage.capacity,
-                arena_used=usage.used,
-                arena_committed=usage.committed,
-                slots=usage.slots,
-                slots_used=usage.slots_used,
-            )
-        except OSError:  # no descriptor is left to look with: the next sample tells more
-            self._told = None
-            return
+        process = sampler.sample(
+            now,
+            arena_bytes=usage.capacity,
+            arena_used=usage.used,
+            arena_committed=usage.committed,
+            slots=usage.slots,
+            slots_used=usage.slots_used,
+        )
         self._tell(Stats(self._incarnation, now, [], process.to_dict(), figures.to_dict()))
 
     def _worth_telling(self, figures: Sample, usage: Usage, now_ns: int) -> bool:

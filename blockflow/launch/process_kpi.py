@@ -8,8 +8,10 @@ NVML when the process computes on one.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -19,6 +21,10 @@ from blockflow.core.scarcity import SCARCE
 from blockflow.launch.gpu_kpi import GpuProbe
 
 _MOVED_BYTES = 1 << 20
+
+_UNSEEN = (psutil.Error, OSError)
+"""What ``/proc`` fails with: no descriptor or memory is left to look with, or the kernel says no
+for once. Figures are worth no thread, and nobody would begin its monitor's again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ def resident(pid: int) -> int:
     """RSS of a process in bytes; 0 where it cannot be read."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
-    except (psutil.Error, OSError):  # an OSError where no descriptor is left to look with
+    except _UNSEEN:
         return 0
 
 
@@ -105,15 +111,16 @@ class ProcessSampler:
     """
 
     def __init__(self, device: str = "cpu", gpu_uuid: str = "") -> None:
-        self._process = psutil.Process()
-        self._process.cpu_percent(None)  # the first call only sets the reference point
+        self._process: psutil.Process | None = None
         self._gpu = GpuProbe(device, gpu_uuid)
-        self._walk = MemoryWalk(self._process.pid)
+        self._walk = MemoryWalk(os.getpid())
         self._clock_ns: int | None = None
         self._clock_cost_ns = 0
         self._mhz = 0.0
-        self._own = {"pid": self._process.pid, "rss": 0, "pss": 0, "uss": 0, "threads": 0, "fds": 0}
+        self._own = {"pid": os.getpid(), "rss": 0, "pss": 0, "uss": 0, "threads": 0, "fds": 0}
         self._cpu_percent = 0.0
+        with suppress(*_UNSEEN):
+            self._begin()
 
     def sample(
         self,
@@ -135,12 +142,8 @@ class ProcessSampler:
             rows: computed since the start, for the energy per row.
             copies: counts of copies to and from the device, by the KPIs' names.
         """
-        try:
+        with suppress(*_UNSEEN):  # else the figures of the last look stand
             self._look(now_ns)
-        except OSError as exc:
-            if exc.errno not in SCARCE:
-                raise
-            # No descriptor is left to look with: the figures of the last look stand.
         return ProcessKpi(
             **self._own,
             cpu_percent=self._cpu_percent,
@@ -156,24 +159,27 @@ class ProcessSampler:
             **self._gpu.sample(now_ns, rows),  # type: ignore[arg-type]
         )
 
-    def _look(self, now_ns: int) -> None:
-        """Take the process's own figures.
+    def _begin(self) -> psutil.Process:
+        process = psutil.Process()
+        process.cpu_percent(None)  # the first call only sets the reference point
+        self._process = process
+        return process
 
-        Raises:
-            OSError: the machine has no descriptor or memory for it.
-        """
-        with self._process.oneshot():
-            rss = self._process.memory_info().rss
+    def _look(self, now_ns: int) -> None:
+        """Take the process's own figures. Raises what is in :data:`_UNSEEN`."""
+        process = self._process or self._begin()
+        with process.oneshot():
+            rss = process.memory_info().rss
             uss, pss = self._walk.look(now_ns, rss)
             self._look_at_clock(now_ns)
             self._own |= {
                 "rss": rss,
                 "pss": pss,
                 "uss": uss,
-                "threads": self._process.num_threads(),
-                "fds": self._process.num_fds() - 1,  # the one by which they are counted
+                "threads": process.num_threads(),
+                "fds": process.num_fds() - 1,  # the one by which they are counted
             }
-            self._cpu_percent = self._process.cpu_percent(None)
+            self._cpu_percent = process.cpu_percent(None)
 
     def _look_at_clock(self, now_ns: int) -> None:
         """That of the cores, in MHz; 0.0 where the machine does not say."""

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refusals_rig import no_descriptor
 
 from blockflow.core import limits
 from blockflow.core.errors import CODES
@@ -213,19 +212,6 @@ def test_what_happens_is_told_at_the_next_sample(told: Sampled) -> None:
     told.usage = Usage(0, 0, 0, 0, 0, 0, 1, 0)
     assert told.after(0.25) == 6
     assert told.after(0.25) == 6
-
-
-def test_without_a_descriptor_to_look_with_it_is_told_later(
-    told: Sampled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once this ended the thread, and the figures stood still for ever."""
-
-    with monkeypatch.context() as patch:
-        patch.setattr(told.sampler, "sample", no_descriptor)
-        told._stats.events["defects"] += 1
-        assert [told.after(0.25) for _ in range(3)] == [1, 1, 1]
-    assert told.after(0.25) == 2
-    assert told.sent[-1].extra["events"]["defects"] == 1
 
 
 def test_samples_are_taken_at_the_pace_that_was_asked_for_last(
