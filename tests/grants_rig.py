@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dispatcher_rig import PATIENCE_S, RawClient
 
-from blockflow.tensormq.grants import MIN_TENSOR_BYTES
+from blockflow.client.side import SideConnection
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
 from blockflow.tensormq.grants_memory import Segment
 from blockflow.wire import client as wire
 from blockflow.wire.grants import (
@@ -87,3 +91,27 @@ def granted(side: Side, direction: Direction, nbytes: int = MIN_TENSOR_BYTES) ->
     assert isinstance(answer, Granted), answer
     assert (answer.direction, answer.slot_bytes >= nbytes) == (direction, True)
     return answer
+
+
+@contextmanager
+def side_pair(tmp_path: Path) -> Iterator[tuple[SideConnection, socket.socket]]:
+    """A client's end, and the Dispatcher's."""
+    path = str(tmp_path / "side")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        side = SideConnection()
+        side.connect(path)
+        theirs, _ = listener.accept()
+        with theirs:
+            yield side, theirs
+        side.close()
+
+
+def grant(theirs: socket.socket, number: int, nbytes: int = MIN_TENSOR_BYTES) -> Segment:
+    slot_bytes, slots = geometry(nbytes)
+    segment, fd = Segment.create(slot_bytes, slots)
+    packet = encode_side(Granted(number, Direction.RESULT, slot_bytes, slots))
+    socket.send_fds(theirs, [packet], [fd])
+    os.close(fd)
+    return segment

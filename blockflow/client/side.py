@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -81,11 +82,14 @@ class SideConnection:
 
     def receive(self) -> None:
         """Take what has come into :attr:`inbox`: answers to what was asked. Whoever sends anything
-        else is left, and its memory with it."""
+        else is left, and its memory with it; where only this process has no room for a segment, the
+        others stay for replies that are on their way."""
         flags = socket.MSG_CMSG_CLOEXEC
         while self._socket is not None:
             try:
-                packet, fds, *_ = socket.recv_fds(self._socket, limits.MAX_HEADER_BYTES, 1, flags)
+                packet, fds, told, _ = socket.recv_fds(
+                    self._socket, limits.MAX_HEADER_BYTES, 1, flags
+                )
             except BlockingIOError:
                 return
             except OSError:
@@ -94,9 +98,13 @@ class SideConnection:
                 self._end("the Dispatcher has closed the side connection")
                 return
             try:
+                if told & socket.MSG_CTRUNC and not fds:  # the kernel found none to pass it by
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 self.inbox.append(self._take(packet, fds))
+            except OSError as exc:  # this process's own want: results lie in the segments before
+                self._end(f"a segment cannot be used: {exc.strerror}")
             except Exception as exc:  # nothing that comes here ends the client's thread
-                if not isinstance(exc, BlockFlowError | OSError):
+                if not isinstance(exc, BlockFlowError):
                     log.exception("a packet cannot be handled: the side connection ends")
                 self._segments.clear()
                 self._old.clear()

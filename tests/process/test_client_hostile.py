@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +15,16 @@ import pytest
 import zmq
 from dispatcher_rig import wait_until
 from fake_dispatcher import FakeDispatcher
+from grants_rig import grant, side_pair
 
 from blockflow.client import Client, conduct
 from blockflow.client.conduct import MOST_FRAMES, Conduct
 from blockflow.client.dealer import Dealer
 from blockflow.client.side import SideConnection
 from blockflow.core.errors import BlockFlowError
-from blockflow.tensormq.grants import MIN_TENSOR_BYTES, geometry
-from blockflow.tensormq.grants_memory import Segment
+from blockflow.tensormq.grants import MIN_TENSOR_BYTES
 from blockflow.wire.client import Reply, TaskResult, encode_to_client
-from blockflow.wire.grants import Ask, Direction, Granted, encode_side
+from blockflow.wire.grants import Ask, Direction
 from blockflow.wire.tensor import TensorDesc
 
 X = np.ones((1, 4), np.float32)
@@ -148,29 +147,6 @@ def test_a_message_of_many_frames_is_read_to_its_end_and_not_kept() -> None:
         dealer.close(0)
     finally:
         context.destroy(0)
-
-
-@contextmanager
-def side_pair(tmp_path: Path) -> Iterator[tuple[SideConnection, socket.socket]]:
-    path = str(tmp_path / "side")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-        side = SideConnection()
-        side.connect(path)
-        theirs, _ = listener.accept()
-        with theirs:
-            yield side, theirs
-        side.close()
-
-
-def grant(theirs: socket.socket, number: int) -> None:
-    slot_bytes, slots = geometry(MIN_TENSOR_BYTES)
-    segment, fd = Segment.create(slot_bytes, slots)
-    packet = encode_side(Granted(number, Direction.RESULT, slot_bytes, slots))
-    socket.send_fds(theirs, [packet], [fd])
-    os.close(fd)
-    segment.close()
 
 
 @pytest.mark.parametrize("asked", [0, 1])
