@@ -20,10 +20,11 @@ SCARCE = frozenset(
         errno.EFBIG,  # the limit on a file's size
         errno.EMFILE,
         errno.ENFILE,
+        errno.ENOBUFS,  # the kernel's memory for sockets
         errno.EAGAIN,  # the limits on processes, threads and locked memory
     }
 )
-"""What system calls fail with that make files, mappings or threads."""
+"""What system calls fail with that make files, mappings, sockets or threads."""
 
 _SAID = (
     "out of memory",  # torch.OutOfMemoryError, CUDA
@@ -32,6 +33,7 @@ _SAID = (
     "bad_alloc",  # C++'s own, as OpenVINO hands it on
     "too many open files",
     "no space left on device",
+    "no buffer space available",
     "resource temporarily unavailable",
     "can't start new thread",  # Python's RuntimeError
     "memoryerror",  # its type, in an error that came from another process

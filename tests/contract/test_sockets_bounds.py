@@ -85,7 +85,7 @@ def test_a_machine_without_room_is_not_a_bad_address(
     ctx: zmq.Context[zmq.Socket[bytes]], run_dir: Path, transport: str
 ) -> None:
     """Who could not start for that is started again; for a bad address he is given up."""
-    for code in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM):
+    for code in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.ENOBUFS):
 
         class Full(zmq.Socket[bytes]):
             def bind(self, address: str) -> Any:

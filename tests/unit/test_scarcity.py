@@ -43,6 +43,7 @@ LACKING: dict[str, Exception] = {
     "cuBLAS's": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
     "OpenVINO's": RuntimeError("Exception from src/inference/src/cpp/core.cpp:\nstd::bad_alloc"),
     "descriptors": OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+    "the kernel's for sockets": OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
 }
 """What frameworks raise, by whose want it is."""
 
