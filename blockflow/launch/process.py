@@ -72,6 +72,16 @@ def _prctl(option: int, value: int | bytes) -> None:
     _check(_LIBC.prctl(option, arg, 0, 0, 0))
 
 
+def _demand(option: int, value: int, name: str) -> None:
+    """:func:`_prctl` for what nothing can run without. Raises SystemError_: it is not granted."""
+    try:
+        _prctl(option, value)
+    except OSError as exc:
+        why = f"the kernel, or a sandbox's filter, refuses prctl({name}): {exc.strerror}"
+        hint = "allow the call in the container's seccomp profile"
+        raise SystemError_("INTERNAL", why, where="prctl", hint=hint) from exc
+
+
 def _check(status: int) -> None:
     if status != 0:
         err = ctypes.get_errno()
@@ -106,8 +116,9 @@ def thread_refused(error: Exception) -> int:
 
 
 def set_process_name(name: str) -> None:
-    """Show ``name`` in ps and top: :func:`shown_name`."""
-    _prctl(_PR_SET_NAME, shown_name(name))
+    """Show ``name`` in ps and top, where that is allowed: :func:`shown_name`."""
+    with suppress(OSError):
+        _prctl(_PR_SET_NAME, shown_name(name))
 
 
 def shown_name(name: str) -> bytes:
@@ -134,8 +145,11 @@ def become_subreaper() -> None:
     """Adopt orphaned descendants: workers of a dead template become children of this process.
 
     The manager calls it once before its first launch, so that it can still collect how they ended.
+
+    Raises:
+        SystemError_: INTERNAL: it may not.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _demand(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
 class Adoption:
@@ -153,13 +167,13 @@ class Adoption:
         parent = os.getppid()
         if parent != self._parent:
             self._parent = parent
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _demand(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Get this signal when ``parent``, whose main thread started this process, dies; be killed if
-    it has."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+    it has. Raises SystemError_: INTERNAL: it may not have that."""
+    _demand(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -172,7 +186,7 @@ def give_up_privileges() -> None:
     stays *dumpable*: without that, /proc/self belongs to root, and verified artifacts are opened
     through /proc/self/fd, while the control plane reads the memory figures there.
     """
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _demand(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o077)
 

@@ -10,12 +10,14 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
+from blockflow.core.errors import SystemError_
 from blockflow.launch import process
 from blockflow.launch.base import Child, wait_any
 from blockflow.launch.inherited import Inherited
@@ -23,16 +25,19 @@ from blockflow.launch.process import (
     DESCRIPTORS,
     EXIT_UNKNOWN,
     Adoption,
+    become_subreaper,
     collect_own_child,
     die_with,
     drop_capabilities,
     ending_signals,
+    give_up_privileges,
     kill_process,
     not_started,
     open_process,
     own_what_is_made,
     raise_descriptor_limit,
     readable,
+    set_process_name,
     shown_name,
     start_time,
     thread_refused,
@@ -156,6 +161,21 @@ def test_who_dies_with_its_parent_dies_too_if_that_is_dead(
     die_with(parent)
     assert asked == [(process._PR_SET_PDEATHSIG, signal.SIGKILL)]
     assert sent == killed
+
+
+def test_a_kernel_that_refuses_prctl_is_told_and_a_name_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(option: int, value: int | bytes) -> NoReturn:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(process, "_prctl", refused)
+    set_process_name("bf:manager")
+    for needed in (become_subreaper, partial(die_with, os.getppid()), give_up_privileges):
+        with pytest.raises(SystemError_, match=r"prctl.PR_SET_.* not permitted") as caught:
+            needed()
+        assert (caught.value.code, caught.value.where) == ("INTERNAL", "prctl")
+        assert "seccomp" in caught.value.hint
 
 
 @pytest.mark.parametrize(("end", "status"), [("exit 7", 7), ("kill -9 $$", -signal.SIGKILL)])
