@@ -12,7 +12,7 @@ from dispatcher_rig import wait_until
 
 
 @contextmanager
-def cgroup(kind: str, limit: str, value: int) -> Iterator[Path]:
+def cgroup(kind: str, limit: str, value: int | str) -> Iterator[Path]:
     """One below this process's own; skips where none may be made. Who is in it in the end is moved
     out of it.
 

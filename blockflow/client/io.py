@@ -23,7 +23,7 @@ from blockflow.client.names import Whereabouts
 from blockflow.client.outcome import Answered, Failed, Outcome
 from blockflow.client.reception import Reception
 from blockflow.client.request import Upload
-from blockflow.client.room import cannot_begin, check_descriptors, frame_of
+from blockflow.client.room import cannot_begin, check_room, frame_of
 from blockflow.client.side import SideConnection
 from blockflow.client.tap import Tap
 from blockflow.client.thread import ClientThread, SharedLock
@@ -59,7 +59,8 @@ class IoThread:
 
     Raises:
         RequestError: INVALID_REQUEST, the address is none, or threads are none of the system's.
-        SystemError_: NO_SPACE: no descriptors, memory or threads are left for it.
+        SystemError_: NO_SPACE: no descriptors, memory or threads are left for it. INTERNAL: its
+            threads are not allowed what ZeroMQ does.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class IoThread:
             try:
                 self._wakeup = WakeUp()
                 undo.callback(self._wakeup.close)
-                check_descriptors(self._wakeup.fileno())
+                check_room(self._wakeup.fileno())
                 begin_collector()
                 self._context = zmq.Context()
                 undo.callback(self._context.destroy, linger=0)

@@ -11,7 +11,6 @@ import ctypes
 import os
 import secrets
 import socket as std_socket
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
 from blockflow.tensormq.janitor import data_socket_path
 from blockflow.tensormq.listening import clear_stale, full, in_use, no_port
 from blockflow.tensormq.ports import is_tcp, is_v6, listen_beside
+from blockflow.tensormq.zmq_threads import check_threads
 
 OLDEST_LIBZMQ = (4, 3, 3)
 """Older ones have a remote stack overflow in their handshake (CVE-2019-13132) and others."""
@@ -76,7 +76,8 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
     Raises:
         SystemError_: MISSING_EXTRA: libzmq is too old to be safe; NO_SPACE: this process gets no
-            thread or descriptor, and libzmq would end it.
+            thread or descriptor, INTERNAL: its threads are not allowed what they do, and libzmq
+            would end it.
     """
     version = zmq.zmq_version_info()
     if version < OLDEST_LIBZMQ:
@@ -86,7 +87,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
     _try_descriptors()
-    _try_threads()
+    check_threads(_THREADS)
     # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
     # counter begins at C's rand(), which begins at the same number in every process: a peer could
     # give itself the name that comes next.
@@ -109,22 +110,6 @@ def _try_descriptors() -> None:
     finally:
         for fd in free:
             os.close(fd)
-
-
-def _try_threads() -> None:
-    go = threading.Event()
-    threads = [threading.Thread(target=go.wait, daemon=True) for _ in range(_THREADS)]
-    started = []
-    try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-    except RuntimeError as e:
-        raise failure(e, f"ZeroMQ needs {_THREADS} threads: {e}", "libzmq") from e
-    finally:
-        go.set()
-        for thread in started:
-            thread.join()
 
 
 def bind_pull(

@@ -1,4 +1,4 @@
-"""A client in want of descriptors or memory: it loses a request at the most, and says why."""
+"""A client in want of descriptors, threads or memory: it loses a request at most, and says why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from cgroup_rig import cgroup
 from fake_dispatcher import FakeDispatcher
 
 from blockflow.client import Client
 from blockflow.client import io as client_io
-from blockflow.core.errors import BlockFlowError
+from blockflow.core.errors import BlockFlowError, SystemError_
+from blockflow.tensormq import zmq_threads
+from blockflow.tensormq.sockets import new_context
 
 X = np.ones((1, 4), np.float32)
 LARGE = np.ones((1, 1 << 18), np.float32)
@@ -123,6 +126,40 @@ def test_a_client_that_is_made_at_the_exit_sends_copies() -> None:
     )
     with FakeDispatcher() as fake:
         assert run(code, fake.endpoint) == (0, ["echo"], "")
+
+
+@pytest.mark.parametrize("free", [0, 4])
+def test_a_client_without_threads_does_not_begin(free: int) -> None:
+    """Its own, or ZeroMQ's, which else ends the caller's process (SIGABRT)."""
+    code = HELD + (
+        "from pathlib import Path\n"
+        "from blockflow.core.errors import BlockFlowError\n"
+        "group = Path(sys.argv[2])\n"
+        "(group / 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "most = int((group / 'pids.current').read_text()) + int(sys.argv[3])\n"
+        "(group / 'pids.max').write_text(str(most))\n"
+        "try:\n"
+        "    Client(sys.argv[1])\n"
+        "except BlockFlowError as e:\n"
+        "    print(e.code)\n"
+        "(group / 'pids.max').write_text('max')\n"
+        "print(Client(sys.argv[1]).infer('echo', large).task)\n"
+    )
+    with FakeDispatcher() as fake, cgroup("pids", "pids.max", "max") as group:
+        done = run(code, fake.endpoint, str(group), str(free))
+    assert done == (0, ["NO_SPACE", "echo"], "")
+
+
+def test_a_client_whose_threads_may_not_be_scheduled_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under systemd's ``SystemCallFilter=~@resources``, say: ZeroMQ ends the process there."""
+    assert zmq_threads._schedule() == 0
+    monkeypatch.setattr(zmq_threads, "_schedule", lambda: errno.EPERM)
+    for begin in (lambda: Client("tcp://127.0.0.1:9"), new_context):
+        with pytest.raises(SystemError_, match="scheduled: Operation not permitted") as e:
+            begin()
+        assert e.value.code == "INTERNAL" and "@resources" in e.value.hint
 
 
 @pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), MemoryError()])
