@@ -153,6 +153,8 @@ def _redirect(log_path: str) -> None:
 
 def _pin(cores: Any) -> None:
     wanted = {int(c) for c in cores}
+    if wanted == os.sched_getaffinity(0):
+        return  # a sandbox may forbid to change what need not be changed
     try:
         os.sched_setaffinity(0, wanted)
     except OSError as exc:

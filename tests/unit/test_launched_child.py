@@ -67,6 +67,18 @@ def test_who_cannot_be_prepared_does_not_run(monkeypatch: pytest.MonkeyPatch) ->
     assert ended == [1]
 
 
+def test_who_is_on_its_cores_already_does_not_ask_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sandbox may refuse it, and by default all cores are meant."""
+
+    def refused(pid: int, cores: set[int]) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    child._pin(sorted(os.sched_getaffinity(0)))
+
+
 def test_who_was_to_run_on_cores_that_are_gone_runs_on_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
