@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,9 @@ def doctor(
     Nothing is changed. Exit status 4 when something is found that must be mended;
     notes and warnings are no failure.
     """
+    # With numpy comes OpenBLAS, which begins threads, and interrupts the process (SIGINT) that gets
+    # none: just then somebody wants to know what is missing.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from blockflow.monitor.doctor.checks import examine, summary, worst
     from blockflow.monitor.doctor.facts import Level
     from blockflow.monitor.doctor.gather import HASHED_BYTES, gather

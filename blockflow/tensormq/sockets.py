@@ -26,7 +26,7 @@ from blockflow.tensormq.entrance import HANDSHAKE_MS, watch_entrance
 from blockflow.tensormq.janitor import data_socket_path
 from blockflow.tensormq.listening import clear_stale, full, in_use, no_port
 from blockflow.tensormq.ports import is_tcp, is_v6, listen_beside
-from blockflow.tensormq.zmq_threads import check_threads
+from blockflow.tensormq.zmq_threads import THREADS, check_threads
 
 OLDEST_LIBZMQ = (4, 3, 3)
 """Older ones have a remote stack overflow in their handshake (CVE-2019-13132) and others."""
@@ -61,9 +61,6 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1000
 _MAX_PORT = 65535
 
-_THREADS = 2
-"""Of a context: one for input and output, one that closes sockets."""
-
 _DESCRIPTORS = 6
 """Of a context with its first socket."""
 
@@ -87,7 +84,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
             hint="install a current pyzmq; its wheels bring libzmq along",
         )
     _try_descriptors()
-    check_threads(_THREADS)
+    check_threads(THREADS)
     # A ROUTER names who has no name by a counter, and ends the process when a name is taken. The
     # counter begins at C's rand(), which begins at the same number in every process: a peer could
     # give itself the name that comes next.

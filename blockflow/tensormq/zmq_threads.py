@@ -10,6 +10,9 @@ import threading
 from blockflow.core.errors import SystemError_
 from blockflow.core.scarcity import failure
 
+THREADS = 2
+"""Of a context: one for input and output, one that closes sockets."""
+
 _PARAM_BYTES = 64
 """More than ``struct sched_param`` has in any C library."""
 

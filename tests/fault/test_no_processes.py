@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,20 @@ def test_rest_without_its_last_thread_does_not_seem_to_serve(
     with pytest.raises(RuntimeError, match="new thread"):
         server.start()
     server.stop()
+
+
+def test_the_doctor_gets_none_either_and_says_so(tmp_path: Path) -> None:
+    """OpenBLAS would interrupt it: a numpy that is imported has a thread for each core."""
+    with cgroup("pids", "pids.max", 1) as full:
+        inside = ["sh", "-c", f'echo $$ > {full}/cgroup.procs && exec "$0" "$@"']
+        doctor = [sys.executable, "-m", "blockflow", "doctor", "--json"]
+        done = subprocess.run(
+            [*inside, *doctor], capture_output=True, text=True, timeout=LONG_S, cwd=tmp_path
+        )
+    assert done.returncode == ExitCode.NOT_READY, done.stderr
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}["libzmq"]
+    assert found["level"] == "error" and "new thread" in found["text"]
+    assert "pids.max" in found["remedy"]
 
 
 def test_a_system_that_gets_too_few_threads_ends_and_says_so(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ PLANTED: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"cpu_latency": "/dev/x: permission denied"}, "idle cores", Level.NOTE, "/dev/x: permission"),
     ({"zmq": (4, 3, 2)}, "libzmq", Level.ERROR, "4.3.2"),
     ({"curve": False}, "libzmq", Level.ERROR, "CURVE"),
+    ({"threads": "ZeroMQ needs 2 threads"}, "libzmq", Level.ERROR, "needs 2"),
     ({"packages": {}}, "engines", Level.ERROR, "torch"),
     ({"packages": {"torch": "2"}}, "engines", Level.NOTE, "openvino"),
     (
@@ -173,6 +174,7 @@ def test_this_machine_can_run_the_tests(machine: Path) -> None:
     """Nothing is made up: on a machine that runs this suite, these checks are well."""
     facts = found(machine)
     assert facts.system == "Linux" and facts.pidfd and facts.memfd and facts.curve and facts.counted
+    assert facts.threads == ""
     assert facts.packages["torch"] and facts.cores >= 1 and facts.memory > 0
     assert facts.clock_step_ns >= 1 and facts.quota >= 0 and facts.memory_limit >= 0
     assert not facts.leftovers and not facts.keys and facts.blocks == ()

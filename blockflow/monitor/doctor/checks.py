@@ -99,6 +99,12 @@ def libzmq(f: Facts) -> Iterator[Finding]:
     elif not f.curve:
         text = "libzmq was built without CURVE: the links of a system cannot be closed to others"
         yield Finding("libzmq", Level.ERROR, text, reinstall)
+    elif f.threads:
+        remedy = (
+            "raise ulimit -u and the control group's pids.max; allow clone3, sched_getparam, "
+            "sched_getscheduler and sched_setscheduler in the container's seccomp profile"
+        )
+        yield Finding("libzmq", Level.ERROR, f.threads, remedy)
     else:
         yield Finding("libzmq", Level.OK, f"{_dotted(f.zmq)} with CURVE")
 

@@ -87,6 +87,7 @@ class Facts:
     """All that the checks look at; the defaults are a machine where all is well.
 
     Attributes:
+        threads: why ZeroMQ cannot have its own, '' = it can.
         packages: name -> version, '' = not installed.
         quota: cores' worth of time that the control group allows, 0 = no limit.
         memory_limit: of the control group, 0 = none.
@@ -110,6 +111,7 @@ class Facts:
     counted: bool = True
     zmq: tuple[int, ...] = (4, 3, 5)
     curve: bool = True
+    threads: str = ""
     packages: Mapping[str, str] = field(
         default_factory=lambda: {"torch": "2.13.0", "onnxruntime": "1.31", "openvino": "2026.4"}
     )

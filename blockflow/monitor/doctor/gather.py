@@ -45,6 +45,7 @@ from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.cuda_here import DOUBLE_ENV, devices_here, has_mps
 from blockflow.tensormq.janitor import LOCK_NAME, ROOT_ENV, run_root
 from blockflow.tensormq.keys import Keyring
+from blockflow.tensormq.zmq_threads import THREADS, check_threads
 
 HASHED_BYTES = 512 * MIB
 """Artifacts are hashed up to this sum; that takes less than a second."""
@@ -84,6 +85,7 @@ def gather(
         counted=_counts_bytes(),
         zmq=zmq.zmq_version_info(),
         curve=bool(zmq.has("curve")),
+        threads=_threads(),
         packages={name: version_of(name) for name in ENGINE_PACKAGES},
         shm=look_at(_shared_memory(root)),
         run_root=look_at(root.absolute()),
@@ -116,6 +118,14 @@ def gather(
         stored_usable=usable,
         stored_bytes=_nbytes((state_dir or default_state_dir()) / CURRENT),
     )
+
+
+def _threads() -> str:
+    try:
+        check_threads(THREADS)
+    except BlockFlowError as e:
+        return e.message
+    return ""
 
 
 def _cpu_latency() -> str:
