@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,22 @@ def test_fixed_rows_of_other_dims_are_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(BlockError, match="dims are") as e:
         loaded("openvino", path, **{FIXED_ROWS: [5]})
     assert e.value.code == "OUTPUT_MISMATCH"
+
+
+@pytest.mark.parametrize(("axis", "dims"), [("one", "[?,1]"), ("zero", "[4]")])
+def test_what_openvino_takes_for_other_dims_it_does_not_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axis: str, dims: str
+) -> None:
+    """It may write beyond its memory as it does (irfft2), and end the process later."""
+    pytest.importorskip("openvino")
+    from blockflow.engine import open_vino
+
+    core = SimpleNamespace(read_model=open_vino.openvino_core().read_model)  # it compiles nothing
+    monkeypatch.setattr(open_vino, "openvino_core", lambda: core)
+    node = helper.make_node("ReduceSum", ["x", axis], ["y"], keepdims=int(axis == "one"))
+    with pytest.raises(BlockError) as e:
+        loaded("openvino", file(tmp_path / "m", [node]))
+    assert e.value.code == "OUTPUT_MISMATCH" and f"dims are {dims}" in e.value.message
 
 
 @pytest.mark.parametrize(("output", "number"), [("float32", 16), ("bfloat16", 16), ("int32", 6)])
