@@ -35,6 +35,9 @@ from blockflow.core.errors import BlockFlowError
 
 _DPI = 100
 
+_CHARACTER = 0.07
+"""Inches, of the small print below a plot, with what stands beside the names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plot:
@@ -84,11 +87,11 @@ def draw_hops(found: Sequence[Figure]) -> Any:
 
 def draw_ratios(found: Sequence[Figure]) -> Any:
     """Latency of the ways in workers as a multiple of the in-process sum, per engine and batch."""
-    page = new_page(10, 3.8, _DPI)
-    ax = page.subplots()
     book = Book(found)
     ways = [w for w in (TENSORMQ, ONE_WORKER) if any(w == way for _, _, way in book.rows_of(RATIO))]
     places = list(dict.fromkeys((engine, rows) for engine, rows, _ in book.rows_of(RATIO)))
+    page = _page_of(places)
+    ax = page.subplots()
     for i, (way, colour) in enumerate(zip(ways, PALETTE, strict=False)):
         for at, (engine, rows) in enumerate(places):
             figure = book.at(RATIO, engine, rows, way)
@@ -107,12 +110,12 @@ def draw_ratios(found: Sequence[Figure]) -> Any:
 
 def draw_throughput(found: Sequence[Figure]) -> Any:
     """Rows per second beside the bound, per engine and batch."""
-    page = new_page(10, 3.8, _DPI)
-    ax = page.subplots()
     book = Book(found)
     keys = book.rows_of(THROUGHPUT)
     ways = sorted({way for _, _, way in keys}, key=lambda way: (way != BOUND, way))
     places = list(dict.fromkeys((engine, rows) for engine, rows, _ in keys))
+    page = _page_of(places)
+    ax = page.subplots()
     width = 0.8 / max(1, len(ways))
     for i, (way, colour) in enumerate(zip(ways, ("#bdbdbd", *PALETTE), strict=False)):
         values = [book.at(THROUGHPUT, engine, rows, way) for engine, rows in places]
@@ -218,6 +221,12 @@ def draw_gpu(found: Sequence[Figure]) -> Any:
     right.bar_label(bars, labels=[f"{f.value:.3g}" for f in rates], fontsize=7)
     right.set_ylabel("rows/s, saturated")
     return _tidy(page)
+
+
+def _page_of(places: Sequence[tuple[str, int]]) -> Any:
+    """As wide as their names need, however many engines were measured."""
+    longest = max((len(engine) for engine, _ in places), default=0)
+    return new_page(max(10, _CHARACTER * longest * len(places)), 3.8, _DPI)
 
 
 def _places(places: Sequence[tuple[str, int]]) -> list[str]:
