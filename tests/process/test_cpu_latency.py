@@ -12,16 +12,13 @@ import dispatcher_rig
 import numpy as np
 import pytest
 from dispatcher_rig import Rig, X, swallow, task, wait_until
+from latency_device import words
 
 from blockflow.dispatcher.cpu_latency import DEVICE, CpuLatency
 from blockflow.tensormq.janitor import run_root
 from blockflow.wire.control import PeerGone
 
 make = dispatcher_rig.make
-
-
-def words(device: Path) -> list[int]:
-    return [us for (us,) in struct.iter_unpack("=i", device.read_bytes())]
 
 
 def in_force() -> int:

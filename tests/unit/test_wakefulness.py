@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import struct
 from pathlib import Path
 
 import pytest
+from latency_device import words
 
 from blockflow.core.model import Contract, TensorSpec
 from blockflow.core.routing import TaskRoute
@@ -18,10 +18,6 @@ SPEC = TensorSpec("float32", ("rows", 4))
 
 def asks(latency_us: int | None) -> TaskRoute:
     return TaskRoute("t", ("b",), Contract(SPEC, SPEC), cpu_latency_us=latency_us)
-
-
-def words(device: Path) -> list[int]:
-    return [us for (us,) in struct.iter_unpack("=i", device.read_bytes())]
 
 
 def test_nothing_is_asked_for_by_tasks_that_ask_for_nothing() -> None:
