@@ -268,14 +268,15 @@ def test_an_artifact_that_cannot_be_loaded(stored: Stored, data: bytes, tmp_path
 
 
 def test_a_wrong_contract_is_noticed(stored: Stored) -> None:
+    """As it is loaded, or in the first run."""
     if stored.case.engine == "echo":
         pytest.skip("echo has no output of its own")
     data = stored.info.to_dict()
     data["contract"]["output"]["dims"] = ["rows", 3, 8, 9]
     wrong = Stored(stored.case, stored.repo, BlockInfo.from_dict(data))
-    made = wrong.load(wrong.create())
+    made = wrong.create()
     with pytest.raises(BlockError) as e:
-        made.run(torch.zeros(1, 3, 8, 8))
+        wrong.load(made).run(torch.zeros(1, 3, 8, 8))
     assert e.value.code == "OUTPUT_MISMATCH"
     made.close()
 
