@@ -26,6 +26,10 @@ MAX_UNANSWERED_BYTES = 128 * 1024 * 1024
 """Of tensors that a client has sent in messages on one connection and that were not answered yet; a
 larger one is sent when there is no other."""
 
+ARENA_ALIGN = 4096
+"""Tensors of so many bytes and more begin at multiples of it in an arena or slab, and take whole
+multiples: a page of most machines. It stays that where pages are larger (up to 64 KiB on ARM)."""
+
 ARENA_GAPS = 2
 """First fit may leave a gap beside each tensor that is just too small for the next one: where n
 are out, room for 2 n + 1 of the largest is surely room for one more."""

@@ -28,7 +28,6 @@ MIN_ARENA_BYTES = 1 * MIB
 SOFT_ARENA_BYTES = 256 * MIB
 """Default ceiling of an arena, unless the least outputs need more. Arenas commit memory only as it
 is used, so this bounds a worker under load; it is not its cost when idle."""
-_PAGE = 4096
 _NAMED = 8
 """Workers that one text names: each of a thousand findings has it."""
 
@@ -85,7 +84,7 @@ class WorkerSpec:
     def full_slots(self) -> int:
         """Slots that it has for sure: with every one as large as its contracts allow, or as they
         are taken to allow where nothing bounds them, the arena may end before the slots do."""
-        whole = self.arena_bytes // (_largest(self.stages) + _PAGE)
+        whole = self.arena_bytes // (_largest(self.stages) + limits.ARENA_ALIGN)
         return min(self.slots, max(1, (whole + 1) // limits.ARENA_GAPS))
 
     def identity(self) -> str:
@@ -247,8 +246,9 @@ def _worker(
         wanted = whole * largest if bounded else SOFT_ARENA_BYTES
         arena = max(MIN_ARENA_BYTES, LEAST_OUTPUTS * largest, min(wanted, SOFT_ARENA_BYTES))
     costs = [topology.costs[b] for b in members if b in topology.costs]
-    # Slots lie on page boundaries: leave room for the rounding.
-    arena = -(-arena // _PAGE) * _PAGE + limits.ARENA_GAPS * slots * _PAGE
+    # Slots are rounded up: leave room for it.
+    unit = limits.ARENA_ALIGN
+    arena = -(-arena // unit) * unit + limits.ARENA_GAPS * slots * unit
     return WorkerSpec(
         name=name,
         stages=stages,

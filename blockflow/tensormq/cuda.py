@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockflow.core import limits
 from blockflow.core.model import tensor_bytes
 from blockflow.tensormq.channel import Landed, OutBuffer, Payload
 from blockflow.tensormq.cuda_api import CudaError, EventKind
@@ -43,7 +44,6 @@ one could lie in one piece with memory that is nobody's business."""
 MAX_SLOTS = 512
 """One interprocess event each; torch stays below 1000 of them per process (CudaIPCTypes.h)."""
 
-_PAGE = 4096
 _CLOSE_S = 1.0
 
 
@@ -125,7 +125,7 @@ class CudaProducer(ShmProducer):
     ) -> None:
         self.device = device
         self.slab = 0
-        self._capacity = -(-capacity // _PAGE) * _PAGE
+        self._capacity = -(-capacity // limits.ARENA_ALIGN) * limits.ARENA_ALIGN
         self._bytes: Tensor | None = None
         self._ready: list[int] = []
         super().__init__(make_book(run_dir, incarnation, min(slots, MAX_SLOTS)))

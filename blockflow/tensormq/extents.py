@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from blockflow.core import limits
+
 GRANULE = 64
 """Smallest unit: a cache line, and the alignment that vectorised kernels want."""
 
@@ -23,7 +25,7 @@ class Extents:
 
     __slots__ = ("_align", "_sizes", "_starts", "capacity", "used")
 
-    def __init__(self, capacity: int, align: int = 4096) -> None:
+    def __init__(self, capacity: int, align: int = limits.ARENA_ALIGN) -> None:
         if capacity < GRANULE or capacity % GRANULE:
             raise ValueError(f"capacity {capacity} is not a positive multiple of {GRANULE}")
         if align < GRANULE or align & (align - 1):

@@ -22,7 +22,7 @@ MIN_TENSOR_BYTES = 64 * 1024
 64 KiB, and a third of the leg at 256 KiB (``bench/legs.py``)."""
 
 HEADER_BYTES = 4096
-"""The marks' page at the beginning of a segment."""
+"""The marks at the beginning of a segment; the first slot begins after them."""
 
 MIN_SLOT_BYTES = 64 * 1024
 _AIM_BYTES = 64 * 1024 * 1024

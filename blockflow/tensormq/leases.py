@@ -110,7 +110,9 @@ class LeaseTable:
     ``high_water`` (most bytes in use at once), ``high_slots`` (most slots).
     """
 
-    def __init__(self, capacity: int, slots: int, lanes: int = 32, align: int = 4096) -> None:
+    def __init__(
+        self, capacity: int, slots: int, lanes: int = 32, align: int = limits.ARENA_ALIGN
+    ) -> None:
         if slots < 1 or not 1 <= lanes <= 256:
             raise ValueError(f"{slots} slots with {lanes} lanes: at least 1, lanes up to 256")
         self.lanes = lanes
