@@ -10,23 +10,30 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from blockflow.dispatcher.debt import Tracker
-from blockflow.tensormq.tcp_peers import INFO_BYTES, NO_LINGER, RECEIVED, SO_COOKIE
+from blockflow.tensormq.tcp_peers import (
+    INFO_BYTES,
+    NO_COOKIE,
+    NO_LINGER,
+    RECEIVED,
+    SO_COOKIE,
+    inode,
+)
 
 _ACKED = slice(120, 128)
 """``tcpi_bytes_acked`` of ``struct tcp_info`` (linux/tcp.h), since Linux 4.1."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_LIBC = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def mark(fd: int) -> int | None:
     """What the kernel calls the socket behind a descriptor, and no other before or after it (its
-    *cookie*); None when there is no socket."""
+    *cookie*, or its inode where a sandbox has none); None when there is no socket."""
     cookie = ctypes.c_uint64()
     size = ctypes.c_uint(ctypes.sizeof(cookie))
     at = ctypes.byref(cookie)
     if _LIBC.getsockopt(fd, socket.SOL_SOCKET, SO_COOKIE, at, ctypes.byref(size)) != 0:
-        return None
+        return inode(fd) if ctypes.get_errno() in NO_COOKIE else None
     return cookie.value
 
 

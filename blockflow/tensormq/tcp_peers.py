@@ -6,10 +6,12 @@ No look needs a further descriptor: it is for when there are none.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,10 @@ SPARE_DESCRIPTORS = 256
 
 SO_COOKIE = 57
 """Of ``getsockopt`` (asm-generic/socket.h), since Linux 4.6; Python has no name for it."""
+
+NO_COOKIE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
+"""What a sandbox or an emulator says that stands in the kernel's place and knows no cookies (qemu
+takes any option that it does not know for one of four bytes)."""
 
 INFO_BYTES = 136
 RECEIVED = slice(128, 136)
@@ -36,6 +42,16 @@ def last_descriptor() -> float:
     if soft == resource.RLIM_INFINITY:
         return math.inf
     return soft - min(SPARE_DESCRIPTORS, soft // 4)
+
+
+def inode(fd: int) -> int | None:
+    """A socket's number as a file, where there are no cookies: it may come again only after four
+    thousand million others. None when there is no socket behind ``fd``."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
 
 
 class TcpPeers:
@@ -107,5 +123,10 @@ class TcpPeers:
         return False
 
 
-def _mark(sock: socket.socket) -> int:
-    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)
+def _mark(sock: socket.socket) -> int | None:
+    try:
+        return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)
+    except OSError as exc:
+        if exc.errno not in NO_COOKIE:
+            raise
+        return inode(sock.fileno())
