@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
 from blockflow.core.errors import SystemError_
+from blockflow.core.scarcity import is_scarcity
 from blockflow.core.text import worth_a_line
 from blockflow.tensormq.keys import (
     ClientKeys,
@@ -36,6 +38,15 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _FRAMES = 7
 """Of a request with CURVE: version, id, domain, address, identity, mechanism, key."""
+
+_TAKEN = b"200", b"OK"
+_LATER = b"300", b"it cannot be judged just now"
+_REFUSED = b"400", b"this key is not authorised"
+"""Answers. On 300 ZeroMQ says nothing, and the peer makes another connection in the end."""
+
+_ROOM_S = 0.5
+_AGAIN_S = 0.02
+"""Where there is no descriptor or memory to look a key up, it is tried again for half a second."""
 
 _LOG = logging.getLogger("blockflow.tensormq")
 
@@ -123,20 +134,34 @@ class Gatekeeper:
         envelope, request = frames[:split], frames[split:]
         if len(request) < 2:
             return None
-        good = False
+        status = _REFUSED
         if len(request) == _FRAMES and request[0] == _VERSION and request[5] == b"CURVE":
             allows = self._domains.get(request[2])
-            try:
-                good = allows is not None and allows(request[6])
-            except Exception:  # a defect must not open the gate, nor end this thread
-                _LOG.exception("a key could not be judged")
-        if not good:
+            if allows is not None:
+                status = _judged(allows, request[6])
+        if status is _REFUSED:
             self.refused += 1
             address = request[3].decode("ascii", "replace") if len(request) > 3 else "?"
             if worth_a_line(self.refused):
                 _LOG.warning("%s may not connect (%d refused so far)", address, self.refused)
-        status = [b"200", b"OK"] if good else [b"400", b"this key is not authorised"]
         return [*envelope, _VERSION, request[1], *status, b"", b""]
+
+
+def _judged(allows: Callable[[bytes], bool], key: bytes) -> tuple[bytes, bytes]:
+    """The answer to a key. A peer that is refused for want of room here would be told that it is
+    not authorised, and try no more."""
+    end = time.monotonic() + _ROOM_S
+    while True:
+        try:
+            return _TAKEN if allows(key) else _REFUSED
+        except Exception as e:  # a defect must not open the gate, nor end the thread
+            if not is_scarcity(e):
+                _LOG.exception("a key could not be judged")
+                return _REFUSED
+            if time.monotonic() >= end:
+                _LOG.warning("a key could not be judged, its owner may come again: %s", e)
+                return _LATER
+        time.sleep(_AGAIN_S)
 
 
 class LinkGuard:

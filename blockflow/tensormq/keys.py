@@ -34,6 +34,7 @@ from zmq.utils import z85
 
 from blockflow.core.errors import SystemError_
 from blockflow.core.limits import NAME_PATTERN
+from blockflow.core.scarcity import is_scarcity
 from blockflow.tensormq.private_files import (
     check_folder,
     private_folder,
@@ -239,10 +240,15 @@ class Keyring:
     def allows(self, public: bytes) -> bool:
         """Whether the holder of this key may connect: what the folder says now, nobody while others
         can write to it.
+
+        Raises:
+            SystemError_: UNAUTHORIZED: there is no descriptor or memory to read what it says.
         """
         try:
             self._check_folders()
         except SystemError_ as e:
+            if is_scarcity(e):
+                raise
             if self._trouble != str(e):  # once, not for each who comes
                 log.error("no client is let in: %s", e)
             self._trouble = str(e)
@@ -251,11 +257,13 @@ class Keyring:
         return bool(self._name_of(public))
 
     def _name_of(self, public: bytes) -> str:
-        """Whose key it is; '' = nobody's."""
+        """Whose key it is; '' = nobody's. Raises as :meth:`allows`."""
         try:
             raw = read_private(self._clients / public.hex(), "the key", _MAX_FILE_BYTES)
             name, *key = raw.decode("ascii").split()
-        except (SystemError_, ValueError):
+        except (SystemError_, ValueError) as e:
+            if is_scarcity(e):
+                raise
             return ""
         return name if _NAME.fullmatch(name) and key in ([], [public.hex()]) else ""
 

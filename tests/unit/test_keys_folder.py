@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import zmq
 
 from blockflow.cli.main import main
 from blockflow.core.errors import SystemError_
+from blockflow.tensormq import curve
+from blockflow.tensormq.curve import Gatekeeper
 from blockflow.tensormq.keys import KeyPair, Keyring
 from blockflow.tensormq.private_files import write_private
 
@@ -99,3 +105,55 @@ def test_nobody_may_write_to_the_folders_above_it(mask: int, above: int, tmp_pat
         os.umask(before)
     modes = [stat.S_IMODE(made.stat().st_mode) for made in (folder, *folder.parents[:2])]
     assert modes == [0o700, above, above]
+
+
+# --- no room to look a key up ---------------------------------------------------------------------
+
+FULL = errno.EMFILE
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the next openings of an authorised key fail with."""
+    real, fails = os.open, list[int]()
+
+    def opens(path: Path, *more: Any) -> int:
+        if fails and Path(path).parent.name == "clients":
+            raise OSError(fails[-1], os.strerror(fails.pop()), str(path))
+        return real(path, *more)
+
+    monkeypatch.setattr("os.open", opens)
+    return fails
+
+
+def test_want_of_room_is_not_taken_for_a_key_that_is_missing(
+    ring: Keyring, short: list[int]
+) -> None:
+    key = KeyPair.make().public
+    ring.authorise("camera", key)
+    for ask in (lambda: ring.allows(key), ring.clients, lambda: ring.revoke("camera")):
+        short.append(FULL)
+        with pytest.raises(SystemError_, match="Too many open files"):
+            ask()
+    assert ring.allows(key) and ring.clients() == {"camera": key}
+
+
+def test_who_comes_amid_a_shortage_is_let_in_after_it_or_may_come_again(
+    ring: Keyring, short: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not told that the key, which is authorised, is not."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: now.append(now.pop() + 0.125))
+    monkeypatch.setattr(curve, "time", clock, raising=False)
+    key, context = KeyPair.make().public, zmq.Context()
+    ring.authorise("camera", key)
+    keeper = Gatekeeper(context)
+    keeper._domains[b"test"] = ring.allows
+    asked = [b"peer", b"", b"1.0", b"7", b"test", b"::1", b"", b"CURVE", key]
+    answers = []
+    for lacks in (2, 9, 0):
+        short[:] = [FULL] * lacks
+        answers += keeper._answer(asked) or []
+    context.term()
+    assert [a for a in answers if a.isdigit() and len(a) == 3] == [b"200", b"300", b"200"]
+    assert keeper.refused == 0
