@@ -203,7 +203,7 @@ class DispatcherServer:
         if notes in events:
             for note in self._mailbox.drain():
                 guarded("a note of the Controller", self._on_note, note)
-        self._push.flush()
+        guarded("messages that wait", self._push.flush)
         now = self._clock()
         guarded("what is due", self.exchange.tick, now)
         self._cpu_latency.hold(self.exchange.wakefulness.wanted_us(now))
@@ -277,7 +277,7 @@ class DispatcherServer:
         results = self.exchange.memory.nbytes + waiting_bytes(self.exchange.table.entries)
         return self._desk.frames.nbytes + results
 
-    def _guarded(self, what: str, act: Callable[..., None], *given: Any) -> None:
+    def _guarded(self, what: str, act: Callable[..., object], *given: Any) -> None:
         try:
             act(*given)
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -61,6 +62,23 @@ def test_a_defect_is_counted_and_the_others_are_served(
     told = [x for x in caplog.records if "could not be handled" in x.message]
     assert 4 <= len(told) <= events["defects"].bit_length()
     assert all(x.exc_info for x in told)
+
+
+def test_a_message_that_cannot_leave_yet_for_want_of_memory_ends_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    r = make()
+    r.worker(11, {1: "e"})
+    r.publish(task("t", ["e"]))
+    events = r.exchange.stats.events
+
+    def fail() -> int:
+        raise zmq.ZMQError(errno.ENOMEM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(r.server._push, "flush", fail)
+        wait_until(lambda: r.client(1).ask("t", X) and events["defects"] > 8)
+    np.testing.assert_array_equal(r.client(1).infer("t", X)[0], X + 1)
 
 
 def test_results_that_cannot_be_read_are_few_lines(
