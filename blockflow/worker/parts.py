@@ -16,6 +16,7 @@ from blockflow.core.launchspec import WorkerLaunch
 from blockflow.launch.cgroup import memory_left, memory_rooms
 from blockflow.launch.environment import give_memory_back
 from blockflow.tensormq.atwork import AtWork
+from blockflow.tensormq.collector import begin_collector
 from blockflow.tensormq.curve import Gatekeeper, LinkGuard
 from blockflow.tensormq.memory import TensorMemory, open_memory
 from blockflow.tensormq.push import PushCache
@@ -89,8 +90,11 @@ def open_parts(
     Raises:
         BlockFlowError: what cannot be had; files are left to the caller
             (:func:`~blockflow.tensormq.janitor.remove_leavings`), nothing else is.
+        zmq.ZMQError: no descriptor is left for what sends whole tensors.
     """
     run_dir = Path(launch.run_dir)
+    if launch.mode != "tensormq":  # else few send whole tensors, or none: it takes 7 descriptors
+        begin_collector()
     failpoints = FailPoints.from_environment(run_dir, launch.stages)
     scheduler = Scheduler(
         {s.stage: s.policy for s in launch.stages},

@@ -6,15 +6,18 @@ import errno
 import os
 import select
 import threading
+from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 
 from blockflow.launch.process import EXIT_START_FAILED
 from blockflow.tensormq.agent import Mailbox
 from blockflow.wire.control import PeerGone, StartFailed, Stop
+from blockflow.worker import parts as parts_module
 from blockflow.worker import worker as module
 from blockflow.worker.worker import Worker
 
@@ -88,6 +91,25 @@ def test_a_start_that_fails_says_whether_there_was_no_room(
     assert worker.run() == EXIT_START_FAILED
     (failed,) = [m for m in sent if isinstance(m, StartFailed)]
     assert failed.error["code"] == code and str(error) in failed.error["message"]
+
+
+@pytest.mark.parametrize(("mode", "reached"), [("zeromq", "collector"), ("tensormq", "failpoints")])
+def test_what_sends_whole_tensors_is_begun_before_there_are_any(
+    mode: str, reached: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a descriptor for it the first large one ended the worker, and was sent in half."""
+
+    def reach(name: str) -> Callable[..., Any]:
+        def fails(*_: Any) -> Any:
+            raise zmq.ZMQError(errno.EMFILE, name)
+
+        return fails
+
+    monkeypatch.setattr(parts_module, "begin_collector", reach("collector"))
+    monkeypatch.setattr(parts_module.FailPoints, "from_environment", reach("failpoints"))
+    launch = SimpleNamespace(mode=mode, run_dir="/nowhere", stages=())
+    with pytest.raises(zmq.ZMQError, match=reached):
+        parts_module.open_parts(*cast(Any, (launch, None, None, None, None)))
 
 
 def test_who_ends_does_not_wait_for_a_next_hop_that_dies_meanwhile(
