@@ -69,9 +69,11 @@ def read_sealed(path: Path, most: int, formats: Collection[int]) -> tuple[int, d
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with file_of(os.open(path, flags)) as f:
-        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+        found = os.fstat(f.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError("not a regular file")
-        raw = f.read(most + 1)
+        # Python takes memory for as much as it is asked to read.
+        raw = f.read(min(most, found.st_size) + 1)
     if len(raw) > most:
         raise ValueError("too large")
     try:

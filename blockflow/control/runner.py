@@ -14,6 +14,7 @@ from blockflow.control.update import Kind, Phase, Update
 from blockflow.core.errors import BlockFlowError, TopologyError
 from blockflow.core.lifecycle import Event, State
 from blockflow.core.plan import Start
+from blockflow.core.scarcity import failure
 from blockflow.wire.control import Drain
 
 _HISTORY = 64
@@ -106,6 +107,12 @@ class UpdateRunner:
                 update.waiting.add(replica.life.incarnation)
         except BlockFlowError as e:  # no number could be reserved: the disk is full
             self.fail(update, e, now_ns)
+        except Exception as e:  # no memory, say: what has not begun is not to be waited for
+            what = f"{type(e).__name__} as its workers were to start: {e}"
+            error = failure(e, what, "control plane")
+            self.fail(update, error, now_ns)
+            if error.code == "INTERNAL":
+                raise
 
     def start_missing(self, update: Update, starts: Sequence[Start], now_ns: int) -> None:
         """Launch what is in force and does not run; the routes wait for it, unless it fails. What

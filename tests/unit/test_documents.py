@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_what_was_sealed_comes_back_if_it_is_no_larger_than_that(file: Path) -> 
     size = file.stat().st_size
     assert read_sealed(file, size, (1, 2)) == (2, BODY)
     assert wrong(file, size - 1) == "too large"
+
+
+def test_a_file_takes_no_more_memory_than_it_has(file: Path) -> None:
+    """However large it may be: it is read at each save."""
+    tracemalloc.start()
+    try:
+        read_sealed(file, 1 << 24, (1, 2))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_only_what_is_small_is_laid_out(file: Path) -> None:

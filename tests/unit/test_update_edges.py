@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import control_rig
@@ -249,6 +250,31 @@ def test_a_start_that_has_no_numbers_for_all_goes_on_with_those_that_it_has() ->
     numbers.full = False
     assert world.apply(*AB).phase is Phase.DONE
     assert world.names() == ["a#0", "b#0", "dispatcher"]
+
+
+@pytest.mark.parametrize("stages", [0, 1])
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a defect")])
+def test_an_update_whose_workers_cannot_begin_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, world: World, stages: int, error: Exception
+) -> None:
+    """It would keep out all others, and go on without workers at the next event."""
+    numbers = world._numbers
+    take = numbers.take_stage
+
+    def some() -> int:
+        if numbers.stage >= stages:
+            raise error
+        return take()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(numbers, "take_stage", some)
+        with nullcontext() if isinstance(error, MemoryError) else pytest.raises(ValueError):
+            world.apply(*AB)
+    (update,) = world.brain.runner.updates.values()
+    assert update.phase is Phase.FAILED and update.error is not None
+    assert update.error.code == ("NO_SPACE" if isinstance(error, MemoryError) else "INTERNAL")
+    assert world.names() == ["dispatcher"]
+    assert world.apply(*AB).phase is Phase.DONE
 
 
 def test_a_worker_for_which_no_number_is_left_keeps_nobody_else_from_coming_back() -> None:
