@@ -119,8 +119,9 @@ class Worker:
         except Exception as exc:
             if self._state != "loading":
                 raise
-            _LOG.exception("start-up of %s ends by a defect", launch.name)
             error = failure(exc, f"{type(exc).__name__} at start: {exc}", launch.name)
+            defect = error.code == "INTERNAL"
+            _LOG.error("start-up of %s failed: %s", launch.name, error, exc_info=defect)
             self._agent.send(control.StartFailed(launch.incarnation, error.to_dict()))
             status = EXIT_START_FAILED
         self._terminate(parts, status)
