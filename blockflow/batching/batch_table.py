@@ -129,6 +129,22 @@ class BatchTable:
         """Whether no batch of the same origin is before ``row``."""
         return next(r for r in self._rows if r.origin == row.origin) is row
 
+    def resting_with(self, part: Part) -> list[Part]:
+        """Batches behind that of ``part`` all of which wait for the same stage and could go on;
+        none if not all of its own does."""
+        if len(part.row.parts) > 1:
+            return []
+        return [
+            other
+            for row in self._rows[self._rows.index(part.row) + 1 :]
+            for other in row.parts
+            if other.level == part.level
+            and other.waiting
+            and not other.running
+            and len(row.parts) == 1
+            and (not row.serial or self.first_of_origin(row))
+        ]
+
     def before(self, part: Part) -> Iterator[Part]:
         """Whom ``part`` has to let go on first: the rest of its batch, what it was split from, and
         those ahead on its pair (without one, all whose places it could take)."""

@@ -59,6 +59,8 @@ class CompanyPolicy(QueueingPolicy):
         """Of ``others``, all of which wait for the stage that ``batch`` is to run, those that are
         to run with it: where the sum of what all there still take falls, by the profile, and while
         rows and deadlines allow. The first that may not or should not go along ends it."""
+        if not others:
+            return []
         aboard, rows = list(batch.waiting.values()), batch.rows
         group, behind = self._group_of(aboard[0]), sum([other.rows for other in others])
         admit, along = in_time(now, self._known, aboard), list[_Batch]()

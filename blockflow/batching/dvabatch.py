@@ -52,7 +52,8 @@ class DvabatchPolicy(CompanyPolicy):
     """New, stretch and split over the stages of one worker.
 
     One stretch is under way at a time: two batches that both rest for newcomers could wait for each
-    other's buffers for ever.
+    other's buffers for ever. In several lanes, with a profile, batches that wait for one stage go
+    on as one where that saves time; nobody joins them any more.
     """
 
     NAME: ClassVar[str] = "dvabatch"
@@ -235,6 +236,10 @@ class DvabatchPolicy(CompanyPolicy):
         return part.pair if pipeline.can_start(part.level, part.pair) else None
 
     def _start(self, part: Part, pair: int, now: int) -> Run:
+        if self.lanes > 1 and self._costs.known:
+            for other in self._going_along(part, self._table.resting_with(part), now):
+                self._convoys.join(part, list(other.waiting.values()))
+                self._dissolve(other)
         queries = self._fitting(list(part.waiting.values()))
         self._leave(part, queries)
         while self._operator and len(part.row.parts) == 1:

@@ -17,7 +17,7 @@ by the batch once too often in its equations 4 and 5, whose g is the total (its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar
 
@@ -262,7 +262,7 @@ class LbciPolicy(CompanyPolicy):
         }
         return sorted(self._batches, key=lambda b: bool(b.waiting) and id(b) not in turns)
 
-    def _stays(self, batch: _Batch, taken: Set[int]) -> bool:
+    def _stays(self, batch: _Batch, taken: set[int]) -> bool:
         """Whether nothing can become of ``batch`` now: where it waits is taken, and nobody joins
         it, as nobody joins any but the newest."""
         if batch.newcomers is not None or batch is self._batches[-1]:

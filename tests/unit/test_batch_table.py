@@ -136,3 +136,20 @@ def test_who_has_landed_goes_on_with_his_convoy_and_who_has_not_does_not() -> No
     assert convoys.settle() == [convoy] and not convoys.settle()
     assert not convoys.arrive(two._replace(stage=2)), "it has left"
     assert convoys.drop(1) is convoy and convoy.empty
+
+
+def test_who_rests_with_a_part_is_behind_it_whole_and_could_go_on() -> None:
+    table, convoys = BatchTable(), Convoys()
+    parts = [table.new(1, now) for now in range(7)]
+    older, part, running, elsewhere, lacking, halved, last = parts
+    half = table.split(halved, 1, serial=True)
+    table.stretch(lacking.row, 0)
+    for key, one in enumerate((*parts, half)):
+        convoys.join(one, [query(key, 0)])
+    convoys.start(running, list(running.waiting.values()))
+    elsewhere.level = 2
+    assert table.resting_with(part) == [halved, last]
+    assert table.resting_with(older) == [part, halved, last]
+    assert table.resting_with(lacking) == [], "the rest of its own batch is not there"
+    table.remove(halved)
+    assert table.resting_with(part) == [half, last]

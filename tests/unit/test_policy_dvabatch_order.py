@@ -135,8 +135,11 @@ def test_the_window_that_ends_first_is_waited_for() -> None:
 
 
 def test_a_second_batch_is_not_stretched_while_a_first_one_is() -> None:
-    """Both would rest for newcomers, each on buffers that the other one's need."""
-    w = TinyWorker(make(buffer_pairs=3, join="always"), {}, lanes=2)
+    """Both would rest for newcomers, each on buffers that the other one's need. (Without a profile:
+    with one those that wait for stage 2 would go on as one there.)"""
+    facts = {s: StageFacts(f"block{s}", 8) for s in CHAIN}
+    policy = create_policy({"policy": "dvabatch", "buffer_pairs": 3}, CHAIN, facts)
+    w = TinyWorker(policy, {}, lanes=2)
     come(w, 0, 0)
     w.decide(0)
     step(w, MS)
