@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,11 +19,28 @@ from blockflow.tensormq.tcp_peers import TcpPeers
 NO_SUCH_OPTION = 9999
 
 
-@pytest.fixture(params=["cookies", "no cookies"], autouse=True)
+class Emulated(socket.socket):
+    """qemu takes any option that it does not know for one of four bytes."""
+
+    def getsockopt(self, *args: Any) -> Any:
+        if args[1] == tcp_peers.SO_COOKIE:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().getsockopt(*args)
+
+
+def refuse(*_: object) -> int:
+    ctypes.set_errno(errno.EINVAL)
+    return -1
+
+
+@pytest.fixture(params=["the kernel", "a sandbox", "an emulator"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "no cookies":  # what sandboxes answer, and emulators
+    if request.param == "a sandbox":
         monkeypatch.setattr(descriptors, "SO_COOKIE", NO_SUCH_OPTION)
         monkeypatch.setattr(tcp_peers, "SO_COOKIE", NO_SUCH_OPTION)
+    elif request.param == "an emulator":
+        monkeypatch.setattr(descriptors, "_LIBC", SimpleNamespace(getsockopt=refuse))
+        monkeypatch.setattr(socket, "socket", Emulated)
 
 
 @pytest.fixture
