@@ -20,7 +20,8 @@ from blockflow.control.memory import Shortage, killed
 from blockflow.core.errors import BlockFlowError, SystemError_
 from blockflow.launch.base import Child, Launcher, stop_all
 from blockflow.launch.ends import TEMPLATE_STATUS
-from blockflow.launch.process import certain_start_time, not_started
+from blockflow.launch.process import certain_start_time
+from blockflow.launch.refused import not_started
 
 log = logging.getLogger("blockflow.control")
 

@@ -35,10 +35,10 @@ from blockflow.launch.process import (
     die_with,
     ending_signals,
     kill_process,
-    not_started,
     set_process_name,
     start_time,
 )
+from blockflow.launch.refused import not_started
 from blockflow.launch.vitals import read_vitals
 from blockflow.launch.ward import LASTING, REST, TEMPLATE, Kept, Line, Reaped, Ward, awaited
 from blockflow.launch.whereabouts import leave_what_is_gone

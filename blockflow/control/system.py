@@ -33,7 +33,8 @@ from blockflow.core.lifecycle import State
 from blockflow.launch.base import Launcher
 from blockflow.launch.local import TemplateLauncher
 from blockflow.launch.preload import REHEARSAL
-from blockflow.launch.process import become_subreaper, not_started, thread_refused
+from blockflow.launch.process import become_subreaper
+from blockflow.launch.refused import not_started, thread_refused
 from blockflow.launch.ward import CLIENTS, REST, Ward
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.curve import make_link_key

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockflow.core import limits
 from blockflow.launch.environment import spawn
-from blockflow.launch.process import not_started
+from blockflow.launch.refused import not_started
 
 
 def start_template(

@@ -12,7 +12,8 @@ from blockflow.core.errors import SystemError_
 from blockflow.launch.base import Child, Launcher, Lifeline, stop_all
 from blockflow.launch.child import Order
 from blockflow.launch.environment import spawn
-from blockflow.launch.process import EXIT_UNKNOWN, not_started
+from blockflow.launch.process import EXIT_UNKNOWN
+from blockflow.launch.refused import not_started
 
 
 class SubprocessLauncher(Launcher):

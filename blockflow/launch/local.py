@@ -21,7 +21,8 @@ from blockflow.launch.child import Order
 from blockflow.launch.ends import template_died, template_late, unreaped_status
 from blockflow.launch.inherited import Inherited
 from blockflow.launch.preload import BASE_MODULES, Imports
-from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, not_started, readable
+from blockflow.launch.process import EXIT_UNKNOWN, collect_own_child, readable
+from blockflow.launch.refused import not_started
 from blockflow.launch.vitals import Stopped
 from blockflow.launch.ward import TEMPLATE, Kept, Ward
 from blockflow.wire.codec import decode, encode

@@ -26,7 +26,8 @@ from blockflow.core.launchspec import WorkerLaunch
 from blockflow.core.profile import StageProfile
 from blockflow.core.routing import RouteTable
 from blockflow.core.scarcity import failure, named
-from blockflow.launch.process import EXIT_START_FAILED, Adoption, thread_refused
+from blockflow.launch.process import EXIT_START_FAILED, Adoption
+from blockflow.launch.refused import thread_refused
 from blockflow.repository.repository import BlockRepository
 from blockflow.tensormq.agent import ControlAgent, Mailbox
 from blockflow.tensormq.janitor import remove_leavings

@@ -32,7 +32,6 @@ from blockflow.launch.process import (
     ending_signals,
     give_up_privileges,
     kill_process,
-    not_started,
     open_process,
     own_what_is_made,
     raise_descriptor_limit,
@@ -40,9 +39,9 @@ from blockflow.launch.process import (
     set_process_name,
     shown_name,
     start_time,
-    thread_refused,
     volunteer,
 )
+from blockflow.launch.refused import not_started, thread_refused
 
 INFINITE = resource.RLIM_INFINITY
 

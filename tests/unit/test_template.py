@@ -13,7 +13,7 @@ import pytest
 from blockflow.core import limits
 from blockflow.launch import template
 from blockflow.launch.child import Order
-from blockflow.launch.process import not_started
+from blockflow.launch.refused import not_started
 from blockflow.launch.template import Template
 from blockflow.wire.codec import decode
 
