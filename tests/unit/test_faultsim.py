@@ -19,8 +19,9 @@ from blockflow.bench.faultsim import child, outcome
 from blockflow.bench.faultsim import run as command
 from blockflow.bench.faultsim.arena import Arena, SlotConsumer, SlotProducer
 from blockflow.bench.faultsim.faults import KINDS
-from blockflow.bench.faultsim.judge import RULES
+from blockflow.bench.faultsim.judge import RULES, Judge
 from blockflow.bench.faultsim.ledger import code_digest, simulated
+from blockflow.bench.faultsim.manager import SimManager
 from blockflow.bench.faultsim.network import Network
 from blockflow.bench.faultsim.outcome import Found, figures, run_seed
 from blockflow.bench.faultsim.world import World
@@ -64,6 +65,32 @@ def test_who_has_died_unnoticed_is_not_asked_to_serve(monkeypatch: pytest.Monkey
     found = run_seed(3, SHORT_H, ("stop",))
     assert died, "this seed has no block that must not run twice"
     assert found.rule == "", found.what
+
+
+def test_who_dies_without_a_manager_is_found_dead_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next one, which is late as soon as it is there. (What the kernel had told nobody was
+    heard a second time then: seed 90012 met it, as a successor that was started too soon.)"""
+    dead, reaped = list[int](), Counter[int]()
+    die, hear = SimManager._die, Judge.reaped
+
+    def dying(self: SimManager, now: int) -> None:
+        die(self, now)
+        if not dead:
+            worker = next(w for w in self._world.workers if w.alive)
+            dead.append(worker.incarnation)
+            worker.die(-9)
+            self.be_late(now, now + 4_000_000_000)
+            monkeypatch.setattr(SimManager, "doom", lambda self, now: None)  # nor the next one
+
+    def hearing(self: Judge, incarnation: int, now: int) -> None:
+        reaped[incarnation] += 1
+        hear(self, incarnation, now)
+
+    monkeypatch.setattr(SimManager, "_die", dying)
+    monkeypatch.setattr(Judge, "reaped", hearing)
+    found = run_seed(FEW_REQUESTS[0], SHORT_H, ("manager dies",))
+    assert found.rule == "", found.what
+    assert [reaped[incarnation] for incarnation in dead] == [1]
 
 
 def test_what_is_simulated_is_what_was_meant(runs: list[Found]) -> None:

@@ -152,6 +152,8 @@ class SimManager:
         """The kernel tells of a death."""
         exited = Exited(process.incarnation, status, (), work)
         self._fallen[process.incarnation] = exited
+        if self.away:
+            return  # who takes over finds it dead, and is not told once more
 
         def reap(at: int, _: object) -> None:
             self._post(at, lambda then: self._reap(exited, then))
