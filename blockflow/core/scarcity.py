@@ -21,6 +21,7 @@ SCARCE = frozenset(
         errno.EMFILE,
         errno.ENFILE,
         errno.ENOBUFS,  # the kernel's memory for sockets
+        errno.ETOOMANYREFS,  # the limit on descriptors that are under way in messages
         errno.EAGAIN,  # the limits on processes, threads and locked memory
     }
 )

@@ -5,17 +5,7 @@ from __future__ import annotations
 import errno
 
 from blockflow.core.errors import SystemError_
-
-_SCARCE = frozenset(
-    {
-        errno.EAGAIN,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOBUFS,  # the message with the order to launch
-        errno.ETOOMANYREFS,  # the descriptor in it
-    }
-)
+from blockflow.core.scarcity import SCARCE
 
 _FORBIDDEN = "`blockflow doctor` says which call the kernel or a seccomp profile forbids"
 _HINTS = {errno.ENOSYS: _FORBIDDEN, errno.EPERM: _FORBIDDEN}
@@ -30,7 +20,7 @@ def not_started(what: str, why: str, number: int, where: str) -> SystemError_:
     Returns:
         NO_SPACE where the machine has no room for a process at present, else INTERNAL.
     """
-    if number not in _SCARCE:
+    if number not in SCARCE:
         return SystemError_("INTERNAL", f"{what}: {why}", where=where, hint=_HINTS.get(number, ""))
     return SystemError_(
         "NO_SPACE",
