@@ -6,14 +6,13 @@ import gc
 import mmap
 import os
 import select
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from grants_rig import side_pair
 
-from blockflow.client.side import SideConnection
 from blockflow.tensormq.grants import segment_bytes
 from blockflow.tensormq.grants_memory import Segment, unsupported
 
@@ -67,13 +66,7 @@ def test_what_a_child_maps_is_its_own_to_the_end() -> None:
 
 def test_a_child_does_not_keep_the_side_connection(tmp_path: Path) -> None:
     """Its end is what gives the slots back, also while a child of the dead client lives on."""
-    path = str(tmp_path / "side")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-        side = SideConnection()
-        side.connect(path)
-        theirs, _ = listener.accept()
+    with side_pair(tmp_path) as (side, theirs):
         stay, end = os.pipe()
         pid = os.fork()
         if not pid:
@@ -82,9 +75,8 @@ def test_a_child_does_not_keep_the_side_connection(tmp_path: Path) -> None:
             os._exit(0)
         try:
             side.close()
-            with theirs:
-                assert select.select([theirs], [], [], WAIT_S)[0], "held open by the child"
-                assert theirs.recv(1) == b""
+            assert select.select([theirs], [], [], WAIT_S)[0], "held open by the child"
+            assert theirs.recv(1) == b""
         finally:
             os.close(end)
             os.close(stay)

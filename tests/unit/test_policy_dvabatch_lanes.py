@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from policy_rig import MS, profile, query
+from meeting_rig import HEAVY, LINEAR, QUICK, line_up
+from policy_rig import profile, query
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.policy import Policy, Run
@@ -19,10 +20,6 @@ from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import chain
 from blockflow.bench.simulation.workload import Workload
 
-QUICK = dict.fromkeys((1, 2, 4, 8), 1.0)
-HEAVY = {b: 10.0 + b for b in (1, 2, 4, 8)}
-LINEAR = {b: 0.5 + 10.0 * b for b in (1, 2, 4, 8)}
-LONG = 200 * MS
 STAGES = (1, 2, 3)
 
 
@@ -40,7 +37,7 @@ def meet(
 
     Args:
         slow: times of stage 2; None: no stage has a profile.
-        late: keys of those that have 11.5 ms left.
+        late: keys of those that have 12.5 ms left.
         longer: keys of those of another shape.
     """
     times = (QUICK, slow, QUICK)
@@ -50,22 +47,10 @@ def meet(
     }
     spec = {"policy": "dvabatch", "t_comp_wait_ms": 1, "buffer_pairs": 8}
     policy = create_policy(spec, STAGES, facts, shares)
-    policy.lanes, now, end = lanes, 0, len(batches) * LONG
-    for keys in batches:
-        queries = [
-            query(key, now, shape=(8 if key in longer else 4,), ahead=(2, 3))._replace(
-                deadline_ns=end + (25 if key in late else 4000) * MS // 2
-            )
-            for key in keys
-        ]
-        for one in queries:
-            policy.arrive(one, now)
-        assert policy.decide(now, {2}) == Run(1, keys)
-        now += LONG
-        policy.done(1, keys, now)
-        for one in queries:
-            policy.arrive(one._replace(stage=2, first=False, ahead=(3,)), now)
-    return policy, now
+    policy.lanes = lanes
+    return policy, line_up(
+        policy, batches, ahead=(2, 3), left_ms=2000, late=late, late_ms=12.5, longer=longer
+    )
 
 
 def runs(policy: Policy, now: int) -> list[tuple[int, ...]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from policy_rig import MS, profile, query
+from meeting_rig import HEAVY, LINEAR, LONG, QUICK, line_up
+from policy_rig import profile, query
 
 from blockflow.batching.facts import StageFacts
 from blockflow.batching.joining import Lines, together
@@ -21,10 +22,6 @@ from blockflow.bench.simulation.sizes import parse_sizes
 from blockflow.bench.simulation.system import chain
 from blockflow.bench.simulation.workload import Workload
 
-QUICK = dict.fromkeys((1, 2, 4, 8), 1.0)
-HEAVY = {b: 10.0 + b for b in (1, 2, 4, 8)}
-LONG = 200 * MS
-LINEAR = {b: 0.5 + 10.0 * b for b in (1, 2, 4, 8)}
 BARELY = {1: 10.0, 2: 16.0, 4: 28.0, 8: 52.0}
 """Two as one take 2 ms more in sum than one by one; with one behind them 2 ms less."""
 
@@ -48,22 +45,8 @@ def meet(
     """
     facts = {s: StageFacts(f"block{s}", 8, 1, profile(t)) for s, t in ((1, QUICK), (2, slow))}
     policy = create_policy({"policy": "lbci", "t_opt_ms": t_opt_ms}, (1, 2), facts, shares)
-    policy.lanes, now, end = 2, 0, len(batches) * LONG
-    for keys in batches:
-        queries = [
-            query(key, now, shape=(8 if key in longer else 4,), ahead=(2,))._replace(
-                deadline_ns=end + (23 if key in late else 2000) * MS // 2
-            )
-            for key in keys
-        ]
-        for one in queries:
-            policy.arrive(one, now)
-        assert policy.decide(now, {2}) == Run(1, keys)
-        now += LONG
-        policy.done(1, keys, now)
-        for one in queries:
-            policy.arrive(one._replace(stage=2, first=False, ahead=()), now)
-    return policy, now
+    policy.lanes = 2
+    return policy, line_up(policy, batches, ahead=(2,), late=late, late_ms=11.5, longer=longer)
 
 
 def runs(policy: Policy, now: int) -> list[tuple[int, ...]]:
