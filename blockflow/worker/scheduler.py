@@ -136,10 +136,7 @@ class Scheduler:
         if spare > 0 and spare > 2 * len(self._tickets):
             # What has run would keep its place until its deadline.
             self._deadlines = sorted((t.deadline_ns, k) for k, t in self._tickets.items())
-        stage, rows = ticket.stage, ticket.item.rows
-        self._queued[stage] += 1
-        self._rows[stage] += rows
-        self.all_rows += rows
+        self._count(ticket, 1)
         if ticket.arrival_ns == ticket.received_ns:
             self._trunk.note(ticket.item.path, ticket.item.hop)
         self._tell_policy(ticket, now)
@@ -352,10 +349,13 @@ class Scheduler:
         del self._tickets[ticket.key]
         if self._alone:
             self._alone.pop(ticket.key, None)
-        stage, rows = ticket.stage, ticket.item.rows
-        self._queued[stage] -= 1
-        self._rows[stage] -= rows
-        self.all_rows -= rows
+        self._count(ticket, -1)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        stage, rows = ticket.stage, sign * ticket.item.rows
+        self._queued[stage] += sign
+        self._rows[stage] += rows
+        self.all_rows += rows
 
     def _query(self, ticket: Ticket) -> Query:
         item = ticket.item
